@@ -249,7 +249,7 @@ fn text(value: &Value, field: &str) -> Option<String> {
 mod tests {
     use std::ffi::OsString;
 
-    use bellhop_common::client::made_up::{self, MadeUp};
+    use bellhop_common::client::fake::{self, FakeDaemon};
     use clap::CommandFactory as _;
     use serde_json::json;
 
@@ -327,29 +327,32 @@ mod tests {
     #[test]
     fn names_come_from_the_daemon() {
         let vms_there = json!({"items": [
-            made_up::vm(&json!({"spec": {"nics": [{"id": "net0"}]}})),
-            made_up::vm(&json!({"name": "db", "spec": {"nics": [{"id": "net7"}]}})),
+            fake::vm(&json!({"spec": {"nics": [{"id": "net0"}]}})),
+            fake::vm(&json!({"name": "db", "spec": {"nics": [{"id": "net7"}]}})),
         ]});
-        let made_up = MadeUp::default().answer(200, &vms_there);
-        assert_eq!(vms(&made_up.node()).unwrap(), ["web", "db"]);
+        let fake = FakeDaemon::default().answer(200, &vms_there);
+        assert_eq!(vms(&fake.node()).unwrap(), ["web", "db"]);
         for (line, wanted) in [("vm nic swap db", &["net7"][..]), ("", &["net0", "net7"])] {
             let line: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            let made_up = MadeUp::default().answer(200, &vms_there);
-            assert_eq!(vm_nics(&made_up.node(), &line).unwrap(), wanted);
+            let fake = FakeDaemon::default().answer(200, &vms_there);
+            assert_eq!(vm_nics(&fake.node(), &line).unwrap(), wanted);
         }
         let devices = json!({"dev": {"nic0": {}, "nic1": {}}});
-        let made_up = MadeUp::default().answer(200, &devices);
-        assert_eq!(node_devices(&made_up.node()).unwrap(), ["nic0", "nic1"]);
+        let fake = FakeDaemon::default().answer(200, &devices);
+        assert_eq!(node_devices(&fake.node()).unwrap(), ["nic0", "nic1"]);
         for hostile in [
             json!([]),
             json!({"items": 1}),
             json!({"items": [7, {"name": 1}]}),
         ] {
-            let made_up = MadeUp::default().answer(200, &hostile);
-            assert!(vms(&made_up.node()).unwrap_or_default().is_empty());
+            let fake = FakeDaemon::default().answer(200, &hostile);
+            assert!(vms(&fake.node()).unwrap_or_default().is_empty());
         }
         let refused = json!({"code": "not_allowed", "message": "no"});
-        assert_eq!(vms(&MadeUp::default().answer(403, &refused).node()), None);
+        assert_eq!(
+            vms(&FakeDaemon::default().answer(403, &refused).node()),
+            None
+        );
     }
 
     #[test]

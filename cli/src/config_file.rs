@@ -108,11 +108,11 @@ mod tests {
     #[test]
     fn each_format_has_the_same_values() {
         let wanted = json!({"kernel": "/k", "cpus": 2, "ring_watch": "off", "memory": "512M",
-            "nics": [{"id": "a", "mac": "52:54:00:12:34:56", "rescue": true}]});
+            "nics": [{"id": "a", "mac": "52:54:00:12:34:56", "stall_kick": true}]});
         let toml = "# A VM.\nkernel = '/k'\ncpus = 2\nring_watch = 'off'\nmemory = '512M'\n\
-                    [[nics]]\nid = 'a'\nmac = '52:54:00:12:34:56'\nrescue = true\n";
+                    [[nics]]\nid = 'a'\nmac = '52:54:00:12:34:56'\nstall_kick = true\n";
         let yaml = "---\nkernel: /k\ncpus: 2\nring_watch: off\nmemory: 512M\nnics:\n\
-                    - id: a\n  mac: 52:54:00:12:34:56\n  rescue: true\n";
+                    - id: a\n  mac: 52:54:00:12:34:56\n  stall_kick: true\n";
         let json = wanted.to_string();
         for (text, syntax) in [
             (toml, Syntax::Toml),

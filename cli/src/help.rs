@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_lines_name_what_is_required_only() {
+    fn usage_lines_name_only_required_arguments() {
         let error = printed(&["vm", "show", "--node", "/run/x"]);
         assert!(
             error.contains("Usage: bellhop vm show [OPTIONS] <NAME>\n"),

@@ -16,7 +16,7 @@ use std::thread;
 
 use bellhop_api::machine::{DiskInfo, MigrationStatus, MigrationTrial, NicInfo};
 use bellhop_api::node::{Event, Operation, Plan, Snapshot, Version, Vm, VmChanges};
-use bellhop_common::client::made_up;
+use bellhop_common::client::fake;
 use bellhop_common::listing::captured;
 use bellhop_common::management::{dev, mgmtdev, port};
 use bellhop_diagnostics::doctor::{Finding, Line, Report, State};
@@ -60,7 +60,7 @@ const LINES: &[&str] = &[
     "vm migrate web --to https://node2:8443",
     "vm migrate web --to https://node2:8443 --detach",
     "vm migration cancel web",
-    "vm migration settle -y web here",
+    "vm migration resolve -y web here",
     "vm migration show web",
     "vm migration watch web",
     "vm nic add web id=net1,from=eth0",
@@ -150,7 +150,7 @@ fn record<T: Serialize + DeserializeOwned>(value: Value) -> Value {
 }
 
 fn vm() -> Value {
-    record::<Vm>(made_up::vm(&json!({
+    record::<Vm>(fake::vm(&json!({
         "generation": 7, "labels": {"tier": "web"}, "annotations": {"note": "a VM"},
         "spec": {
             "cmdline": "console=ttyS0", "disks": [], "ring_watch": 5,
@@ -160,7 +160,7 @@ fn vm() -> Value {
             "pending": ["/spec/memory/size"], "uptime_s": 11_520, "version": "0.1.0", "api": 1,
             "restarts": 1, "last_end": {"reason": "Crashed", "detail": "triple fault"},
             "nic_devices": [{"id": "net0", "vdpa_device": "web.net0",
-                "character_device": "/dev/vhost-vdpa-0", "backup": "/dev/vhost-vdpa-1"}],
+                "character_device": "/dev/vhost-vdpa-0", "backup_device": "/dev/vhost-vdpa-1"}],
         },
     })))
 }
@@ -169,7 +169,7 @@ fn device() -> Value {
     json!({"status": 15, "driver_ok": true, "broken": false, "features_offered": [],
         "queues": [{"index": 0, "size": 256, "max_size": 256, "enabled": true, "kick": "Doorbell",
             "watch": {"state": "Moving", "in_flight": 3, "posted_per_s": 10, "completed_per_s": 11,
-                "stuck_for_s": 0, "rescues": 1, "posted": 100, "completed": 97}}]})
+                "stuck_for_s": 0, "stall_kicks": 1, "posted": 100, "completed": 97}}]})
 }
 
 fn nic() -> Value {

@@ -15,6 +15,8 @@ mod logging;
 mod manual;
 mod plan;
 mod progress;
+#[cfg(test)]
+mod reference;
 mod setting;
 mod signals;
 mod terminal;

@@ -106,7 +106,7 @@ fn files_that_others_may_use_or_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn each_request_by_tcp_needs_a_token_whose_role_is_enough() {
+fn each_request_by_tcp_needs_a_token_with_a_sufficient_role() {
     let files = Files::new();
     let daemon = Daemon::start(&files.arguments());
     let (port, client) = (daemon.port(), files.client(Validity::Now));

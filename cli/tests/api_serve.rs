@@ -24,7 +24,7 @@ fn pid(vm: &Value) -> u32 {
 }
 
 #[test]
-fn a_machine_comes_and_goes_by_one_request_each() {
+fn a_machine_is_created_and_deleted_by_one_request_each() {
     let daemon = Daemon::start("life");
     let api = &daemon.api;
     let body = daemon.machine(asm::IDLE);
@@ -88,7 +88,7 @@ fn a_machine_comes_and_goes_by_one_request_each() {
 }
 
 #[test]
-fn the_next_daemon_adopts_what_runs() {
+fn the_next_daemon_adopts_running_vms() {
     let mut daemon = Daemon::start("adopt");
     let body = daemon.machine(asm::IDLE);
     daemon.api.expect(201, "PUT", "/v1/vms/web", &body);
@@ -130,7 +130,7 @@ fn the_next_daemon_adopts_what_runs() {
 }
 
 #[test]
-fn the_policy_decides_who_comes_back() {
+fn the_policy_decides_which_vms_restart() {
     let daemon = Daemon::start("policy");
     let api = &daemon.api;
     for (restart, code, reason, back) in [
@@ -172,7 +172,7 @@ fn a_process_that_does_not_want_to_end_is_killed() {
 }
 
 #[test]
-fn what_cannot_be_leaves_nothing() {
+fn impossible_vms_leave_nothing() {
     let daemon = Daemon::start("fails");
     let api = &daemon.api;
     let good = daemon.machine(asm::IDLE);
@@ -282,7 +282,7 @@ fn kill_at(
         if at.is_none() || step == number {
             break;
         }
-        shown.go_on();
+        shown.resume();
     }
     daemon.kill();
     client.join().unwrap();

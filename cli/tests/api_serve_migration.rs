@@ -126,11 +126,11 @@ fn stays_away(daemon: &mut Daemon, body: &Value) {
             daemon.kill();
             daemon.start_again();
         }
-        let vm = daemon.await_phase("web", "MayBeElsewhere");
+        let vm = daemon.await_phase("web", "MigrationUnknown");
         assert_eq!(vm["status"]["pid"], Value::Null, "{vm:#}");
-        let why = &vm["status"]["may_be_elsewhere"];
+        let why = &vm["status"]["migration_unknown"];
         assert!(
-            why["remedy"].to_string().contains("migration settle"),
+            why["remedy"].to_string().contains("migration resolve"),
             "{vm:#}"
         );
         policies_act(daemon);
@@ -140,7 +140,7 @@ fn stays_away(daemon: &mut Daemon, body: &Value) {
             (WEB, body.clone()),
         ] {
             let refused = daemon.api.expect(409, "PUT", path, &body);
-            assert_eq!(refused["code"], "may_be_elsewhere", "{refused:#}");
+            assert_eq!(refused["code"], "migration_unknown", "{refused:#}");
         }
         let mut other = body.clone();
         other["spec"]["cpus"] = json!(2);
@@ -161,7 +161,7 @@ fn a_daemon_that_is_killed_while_its_machine_moves_does_not_start_it_again() {
     daemon.start_again();
     stays_away(&mut daemon, &body);
     assert!(destination.has_guest());
-    let there = json!({ "settle": "There" });
+    let there = json!({ "resolve": "There" });
     daemon.api.expect(204, "PATCH", MIGRATION, &there);
     let vm = daemon.await_phase("web", "Stopped");
     assert_eq!(vm["status"]["last_end"]["reason"], "Moved", "{vm:#}");
@@ -181,17 +181,17 @@ fn a_vm_killed_during_its_migration_returns_at_a_clients_request() {
     stays_away(&mut daemon, &body);
     daemon
         .api
-        .expect(422, "PATCH", MIGRATION, &json!({ "settle": "Nowhere" }));
+        .expect(422, "PATCH", MIGRATION, &json!({ "resolve": "Nowhere" }));
     daemon
         .api
-        .expect(204, "PATCH", MIGRATION, &json!({ "settle": "Here" }));
+        .expect(204, "PATCH", MIGRATION, &json!({ "resolve": "Here" }));
     // Its desired state was running.
     let vm = daemon.await_phase("web", "Running");
-    assert_eq!(vm["status"]["may_be_elsewhere"], Value::Null, "{vm:#}");
+    assert_eq!(vm["status"]["migration_unknown"], Value::Null, "{vm:#}");
     // A deleted VM is gone, even if it may run elsewhere.
     daemon.api.expect(202, "POST", MIGRATION, &send(&at));
     daemon.kill_machines();
-    daemon.await_phase("web", "MayBeElsewhere");
+    daemon.await_phase("web", "MigrationUnknown");
     daemon.api.expect(204, "DELETE", WEB, &Value::Null);
     assert_eq!(daemon.api.get("/v1/vms")["items"], json!([]));
     std::fs::remove_file(&at).unwrap();
@@ -245,7 +245,7 @@ fn a_daemon_that_is_killed_before_the_machine_is_asked_finds_its_guest_here() {
             if now == step {
                 break;
             }
-            shown.go_on();
+            shown.resume();
         }
         daemon.kill();
         client.join().unwrap();
@@ -284,7 +284,7 @@ fn a_move_that_the_daemon_sees_is_known_and_needs_no_word() {
             vm["status"]["last_end"]["reason"], "Moved",
             "{adopted} {vm:#}"
         );
-        assert_eq!(vm["status"]["may_be_elsewhere"], Value::Null, "{vm:#}");
+        assert_eq!(vm["status"]["migration_unknown"], Value::Null, "{vm:#}");
         policies_act(&daemon);
         assert_eq!(daemon.machines(), 0);
         assert!(destination.has_guest());

@@ -142,7 +142,7 @@ fn other_requests_come_in_while_a_guest_is_waited_for() {
 }
 
 #[test]
-fn one_that_runs_is_ended_only_if_that_is_said() {
+fn a_running_vm_is_ended_only_with_force() {
     let daemon = Daemon::start("hard");
     let api = &daemon.api;
     made(&daemon, "web", asm::IDLE);

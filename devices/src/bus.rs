@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn dispatches_by_range_and_answers_ones_elsewhere() {
+    fn dispatches_by_range_and_reads_ones_outside() {
         let bus = Bus::new();
         let device = Arc::new(Recorder::default());
         bus.insert(0x1000, 0x10, device.clone()).unwrap();

@@ -3,7 +3,7 @@
 //! QEMU's emulation of nested virtualization sometimes runs a guest's processor with the lab host's
 //! registers (tests/README.md). Two signatures are known:
 //! * The vCPU makes no progress. KVM counts exits without end, one emulated instruction or one
-//!   injected exception for each, and no interrupt reaches the guest ([`crate::kvm_glimpse`]).
+//!   injected exception for each, and no interrupt reaches the guest ([`crate::kvm_trace`]).
 //! * The vCPU triple-faults. Bellhop logs the registers. Either CR3 is outside any guest's memory,
 //!   or KVM has reset the registers, as it does when the VMCB is lost.
 //!
@@ -39,7 +39,7 @@ fn signature(text: &str) -> Option<String> {
     endless_exits(text).or_else(|| text.lines().find_map(lost_registers))
 }
 
-/// Looks for endless exits in the two lines of counters of [`crate::kvm_glimpse::glimpse`].
+/// Looks for endless exits in the two lines of counters of [`crate::kvm_trace::sample`].
 fn endless_exits(text: &str) -> Option<String> {
     let counters = |prefix: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(prefix));
@@ -100,7 +100,7 @@ fn lost_registers(line: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn glimpse(emulated: u64, interrupts: u64, injected: u64) -> String {
+    fn sample(emulated: u64, interrupts: u64, injected: u64) -> String {
         format!(
             "KVM counted 7-9: exits 100 halt_exits 1 insn_emulation 5 irq_injections 3 \
              irq_window_exits 0; 8-1: exits 5 halt_exits 2 insn_emulation 1 irq_injections 1 ; \n\
@@ -114,11 +114,11 @@ mod tests {
 
     #[test]
     fn an_endless_loop_is_known_by_its_counters() {
-        assert!(signature(&glimpse(1990, 0, 0)).unwrap().contains("7-9"));
-        assert!(signature(&glimpse(0, 0, 1990)).is_some());
+        assert!(signature(&sample(1990, 0, 0)).unwrap().contains("7-9"));
+        assert!(signature(&sample(0, 0, 1990)).is_some());
         // A guest that works, and one that waits.
-        assert_eq!(signature(&glimpse(1990, 1, 0)), None);
-        assert_eq!(signature(&glimpse(100, 0, 100)), None);
+        assert_eq!(signature(&sample(1990, 1, 0)), None);
+        assert_eq!(signature(&sample(100, 0, 100)), None);
         assert_eq!(signature("KVM counted \nand then \n{}"), None);
     }
 

@@ -2,18 +2,18 @@
 //! events for its vCPUs.
 //!
 //! This module owns the text that a test's error carries. It enables KVM's tracepoints for a
-//! moment, so it is only for a guest that the test gives up (see [`crate::kvm_glimpse`]).
+//! moment, so it is only for a guest that the test gives up (see [`crate::kvm_trace`]).
 
 use crate::emulator;
 use crate::error::report;
 use crate::files;
-use crate::kvm_glimpse;
+use crate::kvm_trace;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// Collects evidence about the process `pid`, in lines. An unreadable item is named in its place.
 pub fn of(pid: u32) -> String {
-    let kvm = kvm_glimpse::glimpse().unwrap_or_else(|error| report(&error));
+    let kvm = kvm_trace::sample().unwrap_or_else(|error| report(&error));
     let fault = emulator::marked(&kvm);
     format!("the threads of the VMM:\n{}\n{kvm}{fault}", threads(pid))
 }

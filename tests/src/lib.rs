@@ -17,8 +17,8 @@ pub mod endurance;
 pub mod evidence;
 pub mod guest;
 pub mod kvm_events;
-pub mod kvm_glimpse;
 pub mod kvm_statistics;
+pub mod kvm_trace;
 pub mod labnic;
 #[cfg(test)]
 mod language;
@@ -29,10 +29,10 @@ pub mod netdevsim;
 pub mod netlink_tap;
 pub mod node;
 pub mod openapi;
-pub mod place;
 pub mod restored;
 pub mod sim;
 pub mod sriov;
+pub mod temp_path;
 pub mod threads;
 pub mod tiny;
 pub mod traffic;
@@ -40,6 +40,6 @@ pub mod vmm_process;
 
 // Shared by both sides. The launcher owns it, because it is built first.
 pub use launcher::{
-    Error, Result, agent, error, figures, files, journey, libtest, notice, process, qmp, rig,
-    schedstat,
+    Error, Result, agent, error, figures, files, libtest, notice, process, qmp, rig, schedstat,
+    soak_run,
 };

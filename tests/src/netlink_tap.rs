@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_told_from_answers() {
+    fn requests_are_distinguished_from_answers() {
         let packet = |length: u32, flags: u16| {
             let mut bytes = length.to_ne_bytes().to_vec();
             bytes.extend(30_u16.to_ne_bytes());

@@ -282,7 +282,7 @@ impl Node {
     }
 
     /// Reads all of its log again.
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         self.log.allow(None);
     }
 
@@ -302,12 +302,12 @@ impl Node {
             let _ = child.kill();
             let _ = child.wait();
         }
-        self.go_on();
+        self.resume();
     }
 
     /// Ends it with SIGTERM; its VMs continue. Returns true if it exited with success.
     pub fn terminate(&mut self) -> bool {
-        self.go_on();
+        self.resume();
         let Some(mut child) = self.child.take() else {
             return false;
         };
@@ -434,7 +434,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.go_on();
+        self.resume();
         if std::thread::panicking() {
             eprintln!("the daemon's log ends with:\n{}", self.said());
             for directory in files::list(&self.state().join("vms")).unwrap_or_default() {

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Far more than an exchange takes: a watchdog, not a measurement.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(240);
 
-/// How long a neighbour listens for frames that do not arrive.
+/// How long a peer listens for frames that do not arrive.
 const ECHO_SILENCE: Duration = Duration::from_secs(20);
 
 /// Frames of one exchange.
@@ -64,7 +64,7 @@ pub fn exchange(guest: &mut Guest, nic: &str, frames: Frames) -> Result<()> {
     expect(&answer, "lost", 0)
 }
 
-/// Makes a guest send frames to a neighbour, whose address is `mac` and which sends them back.
+/// Makes a guest send frames to a peer, whose address is `mac` and which sends them back.
 ///
 /// # Errors
 /// [`Error::Invalid`] unless every frame came back exactly once, unchanged in both directions;

@@ -55,13 +55,16 @@ fn known(spare: &SimDevice) -> Known {
                 "mac": "52:54:00:12:34:56",
                 "num_queues": 3,
                 "doorbell": "off",
-                "rescue": true,
+                "stall_kick": true,
             }),
         )
         .with("NicChange.*", json!({ "path": path(spare.path()) }))
-        .with("NicChange.*", json!({ "doorbell": "off", "rescue": true }))
-        .with("NicChange.*", json!({ "failover": path(spare.path()) }))
-        .with("NicChange.*", json!({ "failover": null }))
+        .with(
+            "NicChange.*",
+            json!({ "doorbell": "off", "stall_kick": true }),
+        )
+        .with("NicChange.*", json!({ "backup": path(spare.path()) }))
+        .with("NicChange.*", json!({ "backup": null }))
         .with("SendConfig.destination", "unix:/nonexistent/socket")
         .with("ReceiveConfig.listen", "unix:/nonexistent/socket")
         .with("ReceiveConfig.kernel", "/nonexistent")

@@ -197,7 +197,7 @@ fn a_remote_is_asked_by_its_name() {
 }
 
 #[test]
-fn without_a_daemon_commands_say_so_and_a_report_comes() {
+fn without_a_daemon_commands_fail_and_a_report_succeeds() {
     let node = Node::without_daemon("absent");
     let (_, errors) = node.says(&["vm", "list"], 4);
     assert!(

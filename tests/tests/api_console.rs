@@ -341,7 +341,7 @@ fn a_log_on_a_full_disk_does_not_stall_the_guest() {
 }
 
 #[test]
-fn what_cannot_be_a_console_is_said_before_anything_starts() {
+fn an_unusable_console_is_refused_before_the_start() {
     require_lab().unwrap();
     let directory = std::env::temp_dir().join(format!("lab-odd-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();

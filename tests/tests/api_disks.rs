@@ -169,7 +169,7 @@ fn is_free(image: &Image) {
 }
 
 #[test]
-fn a_disk_is_plugged_in_used_and_taken_away_under_load() {
+fn a_disk_is_plugged_used_and_unplugged_under_load() {
     require_lab().unwrap();
     let (first, second) = (Image::new("first"), Image::new("second"));
     let mut scene = Scene::start("comes", "", &[&first]);
@@ -245,7 +245,7 @@ fn a_guest_that_does_not_listen_loses_its_disk_at_the_reset() {
 }
 
 #[test]
-fn an_image_has_one_writer_and_what_is_none_is_refused() {
+fn an_image_has_one_writer_and_other_files_are_refused() {
     require_lab().unwrap();
     let (image, shared) = (Image::new("locked"), Image::new("shared"));
     let mut scene = Scene::start("hostile", "", &[&image]);
@@ -323,7 +323,7 @@ fn an_image_has_one_writer_and_what_is_none_is_refused() {
 }
 
 #[test]
-fn a_disk_comes_and_goes_many_times() {
+fn a_disk_is_plugged_and_unplugged_many_times() {
     require_lab().unwrap();
     let image = Image::new("cycles");
     let mut scene = Scene::start("cycles", "", &[]);

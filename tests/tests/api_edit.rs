@@ -227,7 +227,7 @@ fn a_vm_that_runs_is_changed_now_or_at_its_next_start() {
 }
 
 #[test]
-fn a_stopped_vm_gets_other_nics_or_keeps_its_own() {
+fn a_stopped_vm_gets_other_nics_or_keeps_the_present_ones() {
     let node = Node::start("edit-nics").unwrap();
     let before = node.traces().unwrap();
     let nic = |id: &str, mac: &str| json!({ "id": id, "from": "vdpasim_net", "mac": mac });
@@ -351,7 +351,7 @@ fn vms_are_found_and_changed_in_the_words_of_the_command_line() {
 }
 
 #[test]
-fn what_waits_for_the_next_start_moves_with_the_vm() {
+fn pending_changes_move_with_the_vm() {
     let here = Node::start("edit-a").unwrap();
     let there = Node::start("edit-b").unwrap();
     let spec = here.tiny(&json!([])).unwrap();

@@ -34,7 +34,7 @@ fn nics() -> Value {
 }
 
 #[test]
-fn a_machine_with_a_nic_comes_and_goes() {
+fn a_machine_with_a_nic_is_created_and_deleted() {
     let node = Node::start("e2e").unwrap();
     let before = Before::now(&node);
     let (vm, mut guest) = made(&node, "web", &nics());

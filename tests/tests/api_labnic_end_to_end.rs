@@ -60,7 +60,7 @@ const FRAMES: Frames = Frames {
 };
 
 #[test]
-fn machines_with_subfunctions_come_and_go() {
+fn machines_with_subfunctions_are_created_and_deleted() {
     let _host = Host::new();
     let node = Node::start("e2e-sf").unwrap();
     let before = Before::now(&node);

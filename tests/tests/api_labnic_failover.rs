@@ -48,10 +48,10 @@ const FRAMES: Frames = Frames {
 };
 
 /// A subfunction in the bridge's VLAN 100.
-fn nics(number: usize, failover: &Value) -> Value {
+fn nics(number: usize, backup: &Value) -> Value {
     json!([{
         "id": "net0", "from": UPLINK, "kind": "sf", "bridge": BRIDGE, "vlan": 100,
-        "mac": MACS[number], "mtu": 1500, "failover": failover,
+        "mac": MACS[number], "mtu": 1500, "backup": backup,
     }])
 }
 
@@ -81,9 +81,9 @@ fn is_well(nic: &Value) {
 }
 
 #[test]
-fn a_nic_whose_device_fails_is_on_the_one_that_was_made_with_it() {
+fn a_nic_whose_device_fails_moves_to_the_backup_created_with_it() {
     let _host = Host::new();
-    let node = Node::start("failover").unwrap();
+    let node = Node::start("backup").unwrap();
     let before = Before::now(&node);
     let (_, mut one) = made(&node, "one", &nics(0, &json!({ "from": UPLINK })));
     let (_, mut other) = made(&node, "other", &nics(1, &Value::Null));
@@ -94,7 +94,7 @@ fn a_nic_whose_device_fails_is_on_the_one_that_was_made_with_it() {
 
     break_down_named("one.net0").unwrap();
     let stands_by = character_device("one.net0~");
-    until("the NIC is on the device that stood by", || {
+    until("the NIC is on its backup device", || {
         nic(&node, "one")["last_failover"]["state"] == "Done"
     })
     .unwrap();
@@ -113,7 +113,7 @@ fn a_nic_whose_device_fails_is_on_the_one_that_was_made_with_it() {
 }
 
 #[test]
-fn nics_move_when_devlink_says_that_what_they_are_part_of_is_in_error() {
+fn nics_move_when_devlink_reports_an_error_of_their_function() {
     let host = Host::new();
     let spare = host.labnic.add("spare", &["mac", SPARE_MAC, "mtu", "1500"]);
     let spare = spare.unwrap();
@@ -129,7 +129,7 @@ fn nics_move_when_devlink_says_that_what_they_are_part_of_is_in_error() {
 
     files::write(&debug_file("health_stuck").unwrap(), "Y").unwrap();
     files::write(&debug_file("health_report").unwrap(), "fire").unwrap_err();
-    until("the NIC is on the device that stood by", || {
+    until("the NIC is on its backup device", || {
         nic(&node, "one")["path"] == json!(spare.path())
     })
     .unwrap();

@@ -1,4 +1,4 @@
-//! Ring watch: the API's report of queues that hang or only seem to, and the rescue.
+//! Ring watch: the API's report of queues that hang or only seem to, and the stall kick.
 //!
 //! The test compares the watch's counts with those of guest and device. Queues hang because the lab
 //! NIC holds completions back, loses a kick or never interrupts.
@@ -138,7 +138,7 @@ impl Watched {
         self.guest.command(&line).unwrap();
     }
 
-    /// Makes the guest send frames through a NIC to the neighbour, which sends them back.
+    /// Makes the guest send frames through a NIC to the peer, which sends them back.
     #[track_caller]
     fn exchange(&mut self, number: usize) {
         let line = format!("frames 50 256 16 eth{number} to {}", labnic_peer::MAC);
@@ -164,7 +164,7 @@ fn let_samples_come() {
 }
 
 #[test]
-fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
+fn counters_match_events_and_idle_queues_raise_no_alarm() {
     let labnic = Labnic::load(&[]).unwrap();
     let peer = Peer::start(&labnic);
     let device = labnic.add("watch", &["mac", MAC]).unwrap();
@@ -251,11 +251,11 @@ fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
 
 /// One guest with four NICs, each of which hangs in its own way at the same time:
 ///
-/// | NIC | what is lost | rescue | the alarm |
+/// | NIC | what is lost | stall kick | the alarm |
 /// |---|---|---|---|
 /// | `alone` | a kick | no | stays |
-/// | `kick` | a kick | yes | ends with the rescue |
-/// | `bell` | a doorbell | yes | ends with the rescue |
+/// | `kick` | a kick | yes | ends with the stall kick |
+/// | `bell` | a doorbell | yes | ends with the stall kick |
 /// | `held` | nothing: the device completes after 10 s | no | ends with the completion |
 #[test]
 fn a_queue_that_hangs_is_an_alarm_until_it_continues_or_is_kicked() {
@@ -274,8 +274,8 @@ fn a_queue_that_hangs_is_an_alarm_until_it_continues_or_is_kicked() {
     let held = add(HELD);
     let nics = [
         (NAMES[0], &losing[0], ""),
-        (NAMES[1], &losing[1], ",doorbell=off,rescue=on"),
-        (NAMES[2], &losing[2], ",doorbell=on,rescue=on"),
+        (NAMES[1], &losing[1], ",doorbell=off,stall_kick=on"),
+        (NAMES[2], &losing[2], ",doorbell=on,stall_kick=on"),
         (NAMES[HELD], &held, ""),
     ];
     let mut watched = Watched::start("hang", &nics, None);
@@ -288,7 +288,7 @@ fn a_queue_that_hangs_is_an_alarm_until_it_continues_or_is_kicked() {
     watched.wait_quiet(&NAMES);
     watched.wait_alarms(&[]);
 
-    // The NIC without a rescue hangs first.
+    // The NIC without `stall_kick` hangs first.
     let sent_before = [0, 1, 2].map(|number| {
         let device = &losing[number];
         let before = packets(device).unwrap().transmitted;
@@ -304,7 +304,7 @@ fn a_queue_that_hangs_is_an_alarm_until_it_continues_or_is_kicked() {
     watched.wait_each_alarm(&NAMES.map(|name| alarm(name, TRANSMIT, "Stuck")));
     let queue = watched.queue(NAMES[HELD], TRANSMIT);
     assert_eq!(
-        (&queue["state"], &queue["rescues"]),
+        (&queue["state"], &queue["stall_kicks"]),
         (&json!("Stuck"), &json!(0)),
         "{queue}"
     );
@@ -313,7 +313,7 @@ fn a_queue_that_hangs_is_an_alarm_until_it_continues_or_is_kicked() {
     let alarmed = |watched: &Watched, nic| watched.metric("bellhop_queue_alarm", nic, TRANSMIT);
     assert_eq!(alarmed(&watched, NAMES[HELD]), 1);
 
-    // All other queues have recovered. The first one has no rescue.
+    // All other queues have recovered. The first one has no `stall_kick`.
     watched.wait_alarms(&[alarm(NAMES[ALONE], TRANSMIT, "Stuck")]);
     let took = sent.elapsed();
     assert!(took >= Duration::from_secs(9), "{took:?}");
@@ -321,10 +321,14 @@ fn a_queue_that_hangs_is_an_alarm_until_it_continues_or_is_kicked() {
     assert_eq!(alarmed(&watched, NAMES[ALONE]), 1);
     for (number, device) in losing.iter().enumerate() {
         let nic = NAMES[number];
-        let rescues = u64::from(number != ALONE);
-        assert_eq!(watched.queue(nic, TRANSMIT)["rescues"], rescues, "{nic}");
-        let counted = watched.metric("bellhop_queue_rescues_total", nic, TRANSMIT);
-        assert_eq!(counted, rescues, "{nic}");
+        let stall_kicks = u64::from(number != ALONE);
+        assert_eq!(
+            watched.queue(nic, TRANSMIT)["stall_kicks"],
+            stall_kicks,
+            "{nic}"
+        );
+        let counted = watched.metric("bellhop_queue_stall_kicks_total", nic, TRANSMIT);
+        assert_eq!(counted, stall_kicks, "{nic}");
         let transmitted = packets(device).unwrap().transmitted;
         if number == ALONE {
             assert_eq!(transmitted, sent_before[number]);
@@ -341,21 +345,21 @@ fn a_queue_that_hangs_is_an_alarm_until_it_continues_or_is_kicked() {
 }
 
 #[test]
-fn a_lost_interrupt_is_made_good() {
+fn a_lost_interrupt_is_repeated() {
     let labnic = Labnic::load(&[]).unwrap();
-    // The neighbour polls, but must be notified.
+    // The peer polls, but must be notified.
     let peer = Peer::start(&labnic);
     labnic.set("faults", "lost_call").unwrap();
     let device = labnic.add("deaf", &["mac", MAC]).unwrap();
-    let mut watched = Watched::start("deaf", &[("nic", &device, ",rescue=on")], None);
-    // The neighbour learns the guest's address; the guest misses the answer.
+    let mut watched = Watched::start("deaf", &[("nic", &device, ",stall_kick=on")], None);
+    // The peer learns the guest's address; the guest misses the answer.
     let line = format!("frames 1 64 1 eth0 to {}", labnic_peer::MAC);
     watched.guest.command(&line).unwrap();
     let given = watched.metric("bellhop_queue_posted_total", "nic", RECEIVE);
     peer.flood(true);
     watched.wait_alarms(&[alarm("nic", RECEIVE, "DriverStalled")]);
     let queue = watched.queue("nic", RECEIVE);
-    assert_eq!(queue["rescues"], 1, "{queue}");
+    assert_eq!(queue["stall_kicks"], 1, "{queue}");
     // The driver has looked and returned the buffers to the device.
     watched.wait_alarms(&[]);
     peer.flood(false);

@@ -181,7 +181,7 @@ fn a_linux_guest_is_asked_to_power_off_and_stays_off() {
 }
 
 #[test]
-fn what_cannot_be_made_leaves_nothing() {
+fn a_failed_creation_leaves_nothing() {
     require_lab().unwrap();
     let daemon = Daemon::start("fails");
     let before = Traces::now(&daemon);
@@ -241,7 +241,7 @@ fn kill_at(
             return None;
         }
         shown.next();
-        shown.go_on();
+        shown.resume();
     }
     while !client.is_finished() && !shown.is_there() {
         std::thread::sleep(std::time::Duration::from_millis(2));
@@ -319,7 +319,7 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
 }
 
 #[test]
-fn nics_come_and_go_while_it_runs_and_a_device_is_for_one_machine() {
+fn nics_are_plugged_and_unplugged_while_it_runs_and_a_device_is_for_one_machine() {
     require_lab().unwrap();
     let mut daemon = Daemon::start("nics");
     let before = Traces::now(&daemon);
@@ -464,7 +464,7 @@ fn await_words(stream: &mut UnixStream, words: &[&str]) {
 }
 
 #[test]
-fn disks_come_and_go_and_each_start_has_those_of_the_record() {
+fn disks_are_plugged_and_unplugged_and_each_start_has_those_of_the_record() {
     require_lab().unwrap();
     let mut daemon = Daemon::start("disks");
     let before = Traces::now(&daemon);

@@ -60,10 +60,10 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
         .with("NicSpec.*", json!({ "id": "any", "device": spare.name() }))
         .with(
             "NicSpec.*",
-            json!({ "id": "any", "from": "vdpasim_net", "failover": { "path": spare.path() } }),
+            json!({ "id": "any", "from": "vdpasim_net", "backup": { "path": spare.path() } }),
         )
-        .with("NicSpec.failover", json!({ "from": "vdpasim_net" }))
-        .with("NicSpec.failover", json!({ "device": spare.name() }))
+        .with("NicSpec.backup", json!({ "from": "vdpasim_net" }))
+        .with("NicSpec.backup", json!({ "device": spare.name() }))
         .with(
             "NicSpec.*",
             json!({
@@ -256,7 +256,7 @@ fn names_that_are_paths_reach_no_file() {
 
 /// Parts of requests that are not supported, to the daemon and, through it, to the process of a VM.
 #[test]
-fn what_is_not_supported_is_refused_and_changes_nothing() {
+fn unsupported_requests_are_refused_and_change_nothing() {
     let node = Node::start("ignored").unwrap();
     let kept = made(&node, "kept", &json!([]));
     let ask = |request: &Request| {

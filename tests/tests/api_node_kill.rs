@@ -113,7 +113,7 @@ fn killed(
                 }
             }
         }
-        node.go_on();
+        node.resume();
         (came, client.join().unwrap())
     })
 }

@@ -112,7 +112,7 @@ fn exists(name: &str) -> bool {
 
 /// No functions, ports or NICs here: mgmt_sriov_topology and api_labnic_end_to_end have those.
 #[test]
-fn endpoints_say_what_commands_say() {
+fn endpoints_return_the_same_as_commands() {
     require_lab().unwrap();
     let daemon = Daemon::start("same");
     let device = SimDevice::net("same0", MAC, 1500).unwrap();
@@ -172,7 +172,7 @@ fn a_host_without_devlink_has_no_ports() {
 }
 
 #[test]
-fn a_device_is_made_changed_and_deleted() {
+fn a_device_is_created_changed_and_deleted() {
     require_lab().unwrap();
     let daemon = Daemon::start("life");
     let heard = daemon.follow();
@@ -217,7 +217,7 @@ fn a_device_is_made_changed_and_deleted() {
 }
 
 #[test]
-fn what_cannot_be_made_is_refused_with_the_reason() {
+fn impossible_devices_are_refused_with_the_reason() {
     require_lab().unwrap();
     let daemon = Daemon::start("bad");
     let put = |name: &str, body: Value| {

@@ -329,7 +329,7 @@ fn killed_while_it_replaces(node: &mut Node, lines: usize, other: &Value) -> boo
         if came {
             node.kill();
         }
-        node.go_on();
+        node.resume();
         let answer = client.join().unwrap();
         assert!(came || answer.is_some_and(|answer| answer.status == 200));
         came

@@ -28,7 +28,7 @@ fn nics(function: &ManagedFunction<'_>) -> Value {
 }
 
 #[test]
-fn machines_with_virtual_functions_come_and_go() {
+fn machines_with_virtual_functions_are_created_and_deleted() {
     let node = Node::start("e2e-vf").unwrap();
     let nic = SriovNic::enable(2).unwrap();
     let functions = [0, 1].map(|index| ManagedFunction::bind(nic.vf(index).unwrap()).unwrap());

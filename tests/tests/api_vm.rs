@@ -296,7 +296,7 @@ fn the_power_button_reset_and_nmi_reach_the_guest() {
 }
 
 #[test]
-fn nics_come_and_go_and_a_watcher_sees_it() {
+fn nics_are_plugged_and_unplugged_and_a_watcher_is_notified() {
     require_lab().unwrap();
     let first = SimDevice::net("api", MAC, 1500).unwrap();
     let second = SimDevice::net("api2", SECOND_MAC, 1500).unwrap();

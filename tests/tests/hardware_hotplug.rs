@@ -160,7 +160,7 @@ fn is_quiet(guest: &Guest) {
     }
 }
 
-fn comes_and_goes(arguments: BellhopArguments, name: &str) {
+fn is_inserted_and_ejected(arguments: BellhopArguments, name: &str) {
     let device = SimDevice::net("plug", MAC, 1500).unwrap();
     let control = Control::new(name);
     let mut guest = Guest::start(&machine(arguments, &control)).unwrap();
@@ -192,15 +192,15 @@ fn comes_and_goes(arguments: BellhopArguments, name: &str) {
 }
 
 #[test]
-fn a_nic_comes_and_goes_in_the_small_kernel() {
+fn a_nic_is_plugged_and_unplugged_in_the_small_kernel() {
     require_lab().unwrap();
-    comes_and_goes(BellhopArguments::small().unwrap().processors(2), "small");
+    is_inserted_and_ejected(BellhopArguments::small().unwrap().processors(2), "small");
 }
 
 #[test]
-fn a_nic_comes_and_goes_in_the_stock_kernel() {
+fn a_nic_is_plugged_and_unplugged_in_the_stock_kernel() {
     require_lab().unwrap();
-    comes_and_goes(BellhopArguments::stock().unwrap(), "stock");
+    is_inserted_and_ejected(BellhopArguments::stock().unwrap(), "stock");
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn a_nic_that_was_plugged_early_is_found_and_survives_reboots() {
 }
 
 #[test]
-fn what_cannot_be_plugged_or_unplugged_says_why() {
+fn the_error_for_an_impossible_plug_or_unplug_gives_the_reason() {
     require_lab().unwrap();
     let device = SimDevice::net("plug", MAC, 1500).unwrap();
     let block = SimDevice::block("plug-blk").unwrap();
@@ -410,7 +410,7 @@ fn more_nics_than_slots() {
 }
 
 #[test]
-fn locked_memory_that_is_too_little_is_said_to_the_caller() {
+fn too_little_locked_memory_is_reported_to_the_caller() {
     require_lab().unwrap();
     let _pinned = Pinned::load();
     let device = SimDevice::net("plug", MAC, 1500).unwrap();

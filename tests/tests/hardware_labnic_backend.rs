@@ -12,7 +12,7 @@
     dead_code,
     reason = "shared with other files of tests, which use the rest"
 )]
-#[path = "skeleton_vdpa/support/mod.rs"]
+#[path = "vdpa_backend/support/mod.rs"]
 mod support;
 
 use std::time::{Duration, Instant};
@@ -103,7 +103,7 @@ fn receives_its_vlan(guest: &mut Machine, peer: &mut Machine, mac: [u8; 6], numb
 /// A device without SUSPEND is reset when the dirty log begins and when it ends. The reset clears
 /// the control state that the guest has set.
 #[test]
-fn a_device_that_was_reset_for_the_log_has_what_its_guest_had_set() {
+fn a_device_reset_for_the_log_keeps_its_guests_settings() {
     let labnic = Labnic::load(&[("suspend", "0"), ("resume", "0")]).unwrap();
     let devices = [add(&labnic, "log", MAC), add(&labnic, "peer", SECOND)];
     let [mut guest, mut peer] = devices.each_ref().map(machine);

@@ -158,7 +158,7 @@ fn a_stock_guest_resizes_its_rings_and_resets_a_device_that_needs_it() {
 }
 
 #[test]
-fn a_poor_device_that_needs_a_reset_tells_its_guest() {
+fn a_poor_device_that_needs_a_reset_notifies_its_guest() {
     let labnic = Labnic::load(&[
         ("address_spaces", "1"),
         ("cvq_group", "0"),

@@ -11,7 +11,7 @@
 //! One property does not hold, and a test shows it: the guest can read the window. Nothing in it
 //! is secret from the guest.
 //!
-//! The guest's frames go to a second machine in the same process, which represents any neighbour.
+//! The guest's frames go to a second machine in the same process, which represents any peer.
 //! The lab NIC's switch sends nothing back to its origin.
 
 #![expect(
@@ -23,7 +23,7 @@
     dead_code,
     reason = "shared with other files of tests, which use the rest"
 )]
-#[path = "skeleton_vdpa/support/mod.rs"]
+#[path = "vdpa_backend/support/mod.rs"]
 mod support;
 
 use std::time::{Duration, Instant};
@@ -137,7 +137,7 @@ fn received(machine: &mut Machine) -> (u32, u32) {
 
 /// Makes the device write `bytes` to `place`, by a receive buffer of the guest whose second piece
 /// lies there. Returns `true` if the device reports that it did.
-fn aim(hostile: &mut Machine, neighbour: &mut Machine, place: u64, bytes: &[u8]) -> bool {
+fn aim(hostile: &mut Machine, peer: &mut Machine, place: u64, bytes: &[u8]) -> bool {
     let len = u32::try_from(bytes.len()).unwrap();
     let head = u32::try_from(HEAD).unwrap();
     let chain: [Buffer; 3] = [
@@ -147,12 +147,12 @@ fn aim(hostile: &mut Machine, neighbour: &mut Machine, place: u64, bytes: &[u8])
     ];
     hostile.nic.receive.add(&chain);
     let padding = [0; 64];
-    send(neighbour, MAC, &[bytes, &padding].concat());
+    send(peer, MAC, &[bytes, &padding].concat());
     received(hostile).1 != 0
 }
 
-/// The bytes that the neighbour receives if the guest sends the memory at `place`.
-fn peek(hostile: &mut Machine, neighbour: &mut Machine, place: u64, len: u32) -> Vec<u8> {
+/// The bytes that the peer receives if the guest sends the memory at `place`.
+fn peek(hostile: &mut Machine, peer: &mut Machine, place: u64, len: u32) -> Vec<u8> {
     let mut head = vec![0; HEADER];
     head.extend_from_slice(&SECOND);
     head.extend_from_slice(&MAC);
@@ -164,23 +164,23 @@ fn peek(hostile: &mut Machine, neighbour: &mut Machine, place: u64, len: u32) ->
     let head = u32::try_from(HEAD).unwrap();
     let chain = [(SCRATCH + 2 * PAGE, head, false), (place, len, false)];
     hostile.nic.transmit.add(&chain);
-    let packet = neighbour.nic.receive().unwrap();
+    let packet = peer.nic.receive().unwrap();
     packet[HEAD..].to_vec()
 }
 
 struct Pair {
     hostile: Machine,
-    neighbour: Machine,
+    peer: Machine,
 }
 
 impl Pair {
     fn new(devices: &[SimDevice; 2]) -> Self {
         let mut pair = Self {
             hostile: machine(&devices[0]),
-            neighbour: machine(&devices[1]),
+            peer: machine(&devices[1]),
         };
         start(&mut pair.hostile);
-        pair.neighbour.start();
+        pair.peer.start();
         pair
     }
 
@@ -191,9 +191,9 @@ impl Pair {
 
     fn is_whole(&mut self) {
         assert_eq!(self.hostile.command(&mac_addr_set(MAC)), OK);
-        let Self { hostile, neighbour } = self;
+        let Self { hostile, peer } = self;
         let bytes = [7; 100];
-        assert!(aim(hostile, neighbour, HIGH, &bytes));
+        assert!(aim(hostile, peer, HIGH, &bytes));
         let mut written = [0; 100];
         let place = GuestAddress(HIGH);
         hostile.memory.read_slice(&mut written, place).unwrap();
@@ -204,10 +204,7 @@ impl Pair {
 /// Machines are dropped before their devices, and these before the module.
 fn with_pair(test: impl FnOnce(&mut Pair)) {
     let labnic = labnic();
-    let devices = [
-        add(&labnic, "hostile", MAC),
-        add(&labnic, "neighbour", SECOND),
-    ];
+    let devices = [add(&labnic, "hostile", MAC), add(&labnic, "peer", SECOND)];
     let mut pair = Pair::new(&devices);
     pair.is_whole();
     test(&mut pair);
@@ -264,18 +261,18 @@ fn no_ring_lies_in_the_window() {
 }
 
 #[test]
-fn what_the_device_only_reads_is_not_written() {
+fn readable_buffers_are_not_written() {
     with_pair(|pair| {
         let Areas { read_only, .. } = areas();
         // Leaves a command and a used descriptor chain behind.
         assert_eq!(pair.hostile.command(&mac_addr_set(MAC)), OK);
-        let Pair { hostile, neighbour } = pair;
+        let Pair { hostile, peer } = pair;
         for offset in read_only {
             let place = CONTROL_QUEUE + offset;
-            let before = peek(hostile, neighbour, place, 512);
-            let wrote = aim(hostile, neighbour, place, &[0xee; 512]);
+            let before = peek(hostile, peer, place, 512);
+            let wrote = aim(hostile, peer, place, &[0xee; 512]);
             assert!(!wrote, "page {offset:#x}");
-            assert_eq!(peek(hostile, neighbour, place, 512), before, "{offset:#x}");
+            assert_eq!(peek(hostile, peer, place, 512), before, "{offset:#x}");
         }
         // Commands still work, without a reset in between.
         assert_eq!(hostile.command(&mac_addr_set(MAC)), OK);
@@ -331,8 +328,8 @@ fn a_spoiled_used_ring_or_ack_ends_in_an_error_and_heals_with_a_reset() {
         for (number, (offset, bytes, harmless)) in spoiled.into_iter().enumerate() {
             pair.reset();
             assert_eq!(pair.hostile.command(&mac_addr_set(MAC)), OK);
-            let Pair { hostile, neighbour } = &mut *pair;
-            assert!(aim(hostile, neighbour, CONTROL_QUEUE + offset, &bytes));
+            let Pair { hostile, peer } = &mut *pair;
+            assert!(aim(hostile, peer, CONTROL_QUEUE + offset, &bytes));
             let (ack, needs_reset) = answered(hostile);
             assert!(ack == OK || ack == ERR, "case {number}: {ack:#x}");
             // The VMM's own error requests a reset.

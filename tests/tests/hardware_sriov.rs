@@ -1,4 +1,4 @@
-//! Guests on virtual functions of the SR-IOV rig: vp_vdpa, an IOMMU, several queues, and neighbours
+//! Guests on virtual functions of the SR-IOV rig: vp_vdpa, an IOMMU, several queues, and peers
 //! on the same switch.
 
 use lab::guest::{BellhopArguments, Guest};
@@ -96,8 +96,8 @@ fn cable(device: &VfDevice<'_>, first: &mut Guest, second: &mut Guest) {
             assert!(begin.elapsed() < LIMIT, "{shown}");
         }
     }
-    let neighbour = second.command("link").unwrap();
-    assert_eq!(neighbour["nics"][0]["carrier"], 1);
+    let peer = second.command("link").unwrap();
+    assert_eq!(peer["nics"][0]["carrier"], 1);
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn refused(path: &Path) -> String {
 }
 
 #[test]
-fn functions_that_are_elsewhere_are_refused_with_a_sentence() {
+fn functions_bound_to_other_drivers_are_refused_with_a_remedy() {
     let nic = SriovNic::enable(2).unwrap();
     // Bound to virtio-pci: there is no device file, only its directory.
     let function = nic.vf(0).unwrap();

@@ -115,7 +115,7 @@ fn queues_control_commands_and_rebinds_work_on_packed_rings() {
 }
 
 #[test]
-fn neighbours_with_both_formats_talk() {
+fn peers_with_both_formats_talk() {
     let nic = SriovNic::enable(4).unwrap();
     let devices = devices(&nic, [0, FIRST_PACKED_FUNCTION]);
     let mut guests = devices.each_ref().map(|device| start(device, 1));

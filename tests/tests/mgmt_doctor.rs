@@ -248,7 +248,7 @@ fn the_device_file_has_no_subsystem_and_its_vdpa_device_has() {
 }
 
 #[test]
-fn the_table_says_the_same() {
+fn the_table_has_the_same_findings() {
     let _net = SimDevice::net("table", "02:5e:10:53:11:44", 1500).unwrap();
     require_lab().unwrap();
     let output = Command::new(std::env::var_os("BELLHOP").unwrap())

@@ -37,7 +37,7 @@ impl Drop for Bridge {
 }
 
 #[test]
-fn a_nic_is_made_of_a_subfunction() {
+fn a_nic_is_created_on_a_subfunction() {
     require_lab().unwrap();
     let _labnic = Labnic::load(&[]).unwrap();
     set_eswitch_mode("switchdev").unwrap();

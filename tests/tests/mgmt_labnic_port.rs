@@ -19,7 +19,7 @@ use lab::labnic::sf::{NIC, enable_vnet, set_eswitch_mode};
 use lab::labnic::{self, Labnic};
 use serde_json::Value;
 use support::{complaint, printed};
-use tool::{devlink, ours, same, told};
+use tool::{devlink, ours, printed_json, same};
 
 const MAC: &str = "02:00:5e:00:53:72";
 
@@ -35,14 +35,15 @@ fn add(sfnum: u32) -> String {
 
 fn wait_for(port: &str, opstate: &str) {
     let limit = Instant::now() + Duration::from_secs(20);
-    while told(&format!("port show {port}"), "port")[port]["function"]["opstate"] != opstate {
+    while printed_json(&format!("port show {port}"), "port")[port]["function"]["opstate"] != opstate
+    {
         assert!(Instant::now() < limit, "{port} is not {opstate}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
-fn subfunctions_are_told_alike_in_every_state() {
+fn subfunctions_are_reported_alike_in_every_state() {
     let _labnic = Labnic::load(&[("sf_attach_ms", "200")]).unwrap();
     same("port show");
     let line = format!("port add {NIC} flavour pcisf pfnum 0 sfnum 88");
@@ -62,7 +63,7 @@ fn subfunctions_are_told_alike_in_every_state() {
     assert!(attached.contains("nested_devlink"), "{attached}");
     same("port show");
     same("port function rate show");
-    let instances = told("dev show", "dev");
+    let instances = printed_json("dev show", "dev");
     let nested = instances
         .as_object()
         .unwrap()

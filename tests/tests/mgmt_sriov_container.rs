@@ -138,7 +138,7 @@ fn come_back(name: &str) -> Link {
 }
 
 #[test]
-fn a_namespace_that_ends_gives_the_interface_back() {
+fn a_namespace_that_ends_returns_the_interface() {
     let nic = SriovNic::enable(1).unwrap();
     load_driver();
     let device = VfDevice::add(nic.vf(0).unwrap()).unwrap();
@@ -183,7 +183,7 @@ fn a_namespace_that_ends_gives_the_interface_back() {
 }
 
 #[test]
-fn what_fails_leaves_the_device_as_it_was() {
+fn a_failed_change_leaves_the_device_as_before() {
     let nic = SriovNic::enable(1).unwrap();
     load_driver();
     let device = VfDevice::add(nic.vf(0).unwrap()).unwrap();
@@ -238,7 +238,7 @@ fn what_fails_leaves_the_device_as_it_was() {
 }
 
 #[test]
-fn bad_input_is_said_with_a_remedy() {
+fn bad_input_is_refused_with_a_remedy() {
     let nic = SriovNic::enable(1).unwrap();
     load_driver();
     let device = VfDevice::add(nic.vf(0).unwrap()).unwrap();

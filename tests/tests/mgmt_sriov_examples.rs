@@ -26,7 +26,7 @@ fn interface() -> String {
 }
 
 #[test]
-fn a_nic_is_made_of_a_virtual_function() {
+fn a_nic_is_created_on_a_virtual_function() {
     require_lab().unwrap();
     let desk = Desk::new("examples-sriov");
     let name = interface();

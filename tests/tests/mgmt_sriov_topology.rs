@@ -37,7 +37,7 @@ fn pages(guest: &Guest) -> usize {
 
 /// The node daemon's endpoints return the same as the commands, for this physical function among
 /// others.
-fn daemon_says_the_same(physical: &str) {
+fn the_daemon_reports_the_same(physical: &str) {
     let node = Node::start("topology").unwrap();
     for (path, arguments) in [
         ("/v1/functions", &["vf", "show", "-j"][..]),
@@ -140,7 +140,7 @@ fn functions_devices_and_a_guests_doorbells() {
         assert!(text.contains(&line), "no {line:?} in\n{text}");
     }
     println!("{text}");
-    daemon_says_the_same(&format!("pci/{}", physical.function.address));
+    the_daemon_reports_the_same(&format!("pci/{}", physical.function.address));
 
     // The NIC can be named by any of its names; the simulator is not part of it.
     let netdev = &physical.function.netdevs[0];
@@ -164,7 +164,7 @@ fn functions_devices_and_a_guests_doorbells() {
 }
 
 #[test]
-fn functions_that_come_and_go_are_missing_or_whole() {
+fn functions_changed_meanwhile_are_missing_or_complete() {
     let pci = Pci::default();
     let nic = SriovNic::enable(1).unwrap();
     let physical = topology::read().unwrap().physical_functions.remove(0);

@@ -48,7 +48,7 @@ fn ascii(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn devices_hang_on_the_simulator_with_who_uses_them() {
+fn devices_are_below_the_simulator_with_their_holders() {
     require_lab().unwrap();
     output(Command::new("modprobe").args(["-a", "virtio_net", "virtio_vdpa"])).unwrap();
     let net = SimDevice::net("net", MAC, 1400).unwrap();
@@ -301,7 +301,7 @@ impl Drop for Leftovers {
 }
 
 #[test]
-fn what_stays_is_whole_while_others_come_and_go() {
+fn unchanged_devices_are_complete_while_others_change() {
     const STAYING: usize = 20;
     require_lab().unwrap();
     let connection = Connection::open().unwrap();

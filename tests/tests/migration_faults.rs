@@ -30,7 +30,7 @@ fn attempt(guest: &mut Guest, hosts: &[Host; 2], kind: Kind, fault: Fault) -> (V
     let waiting = hosts[1].wait();
     let link = FaultyLink::to(&hosts[1], kind, fault);
     hosts[0].send_to(&link.endpoint(), json!({ "connections": 1 }));
-    let status = hosts[0].settled(guest);
+    let status = hosts[0].ended(guest);
     println!("{kind:?} {fault:?}: {status}");
     link.end();
     (status, waiting)
@@ -41,7 +41,7 @@ fn there(hosts: &[Host; 2]) -> Value {
     let started = std::time::Instant::now();
     loop {
         let status = hosts[1].client().get("/v1/vm/migration").unwrap();
-        if status["phase"] == "Unsettled" || status["phase"] == "Moved" {
+        if status["phase"] == "Indeterminate" || status["phase"] == "Moved" {
             return status;
         }
         assert!(started.elapsed() < NOTICE, "{status}");
@@ -50,8 +50,8 @@ fn there(hosts: &[Host; 2]) -> Value {
 }
 
 #[track_caller]
-fn settle(host: &Host, place: &str) {
-    let body = json!({ "settle": place });
+fn resolve(host: &Host, place: &str) {
+    let body = json!({ "resolve": place });
     host.client()
         .done("PATCH", "/v1/vm/migration", Some(&body))
         .unwrap();
@@ -94,27 +94,27 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
     let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Ready, Fault::CutBefore);
     assert_eq!(status["phase"], "Stayed", "{status}");
     check_traffic(&mut guest, &devices[0]);
-    let stands = there(&hosts);
-    assert_eq!(stands["phase"], "Unsettled", "{stands}");
-    settle(&hosts[1], "There");
+    let other = there(&hosts);
+    assert_eq!(other["phase"], "Indeterminate", "{other}");
+    resolve(&hosts[1], "There");
     waiting.wait_exit(NOTICE).unwrap();
     // The source cannot know whether GO arrived: no guest runs until the operator decides.
     for fault in [Fault::CutInside, Fault::Damaged] {
         let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Go, fault);
-        assert_eq!(status["phase"], "Unsettled", "{status}");
-        let stands = there(&hosts);
-        assert_eq!(stands["phase"], "Unsettled", "{stands}");
-        settle(&hosts[1], "There");
+        assert_eq!(status["phase"], "Indeterminate", "{status}");
+        let other = there(&hosts);
+        assert_eq!(other["phase"], "Indeterminate", "{other}");
+        resolve(&hosts[1], "There");
         waiting.wait_exit(NOTICE).unwrap();
-        settle(&hosts[0], "Here");
+        resolve(&hosts[0], "Here");
         check_traffic(&mut guest, &devices[0]);
     }
     // The guest runs at the destination, and only the source does not know.
     let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Go, Fault::CutBehind);
-    assert_eq!(status["phase"], "Unsettled", "{status}");
+    assert_eq!(status["phase"], "Indeterminate", "{status}");
     let runs = there(&hosts);
     assert_eq!(runs["phase"], "Moved", "{runs}");
-    settle(&hosts[0], "There");
+    resolve(&hosts[0], "There");
     let exit = guest.wait_exit(NOTICE).unwrap();
     assert_eq!(exit.code(), Some(7), "{exit}");
     waiting.comes_from(guest).unwrap();
@@ -127,13 +127,13 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
     // The source receives SIGTERM before the location is resolved: its exit code says that it does
     // not know either.
     let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Go, Fault::CutInside);
-    assert_eq!(status["phase"], "Unsettled", "{status}");
-    let stands = there(&hosts);
-    assert_eq!(stands["phase"], "Unsettled", "{stands}");
+    assert_eq!(status["phase"], "Indeterminate", "{status}");
+    let other = there(&hosts);
+    assert_eq!(other["phase"], "Indeterminate", "{other}");
     terminate(&guest);
     let exit = guest.wait_exit(NOTICE).unwrap();
     assert_eq!(exit.code(), Some(8), "{exit}: {}", guest.console());
-    settle(&hosts[1], "Here");
+    resolve(&hosts[1], "Here");
     waiting.comes_from(guest).unwrap();
     check_traffic(&mut waiting, &devices[1]);
     let found = waiting.command("write-off").unwrap();

@@ -1,7 +1,7 @@
 //! A guest on the lab NIC migrates to and fro at any moment, with event index, doorbells, several
 //! queue pairs and buffers in flight. Some devices cannot be suspended.
 //!
-//! Its neighbour on the switch sends every frame back; the guest verifies each.
+//! Its peer on the switch sends every frame back; the guest verifies each.
 
 #![expect(
     clippy::unwrap_used,
@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use lab::endurance::cycles;
 use lab::guest::BellhopArguments;
-use lab::journey::Leg;
 use lab::labnic::{Labnic, set_link, trouble};
+use lab::soak_run::Run;
 use labnic_peer::Peer;
 use moving::Host;
-use moving::journey::{Neighbour, Scene, travel};
+use moving::soak::{Scene, TrafficPeer, run_soak};
 
 /// A device that returns buffers in another order than it took them.
 const OUT_OF_ORDER: (&str, &str) = ("completion", "out_of_order");
@@ -30,7 +30,7 @@ const RELAYED: (&str, &str) = ("suspend", "0");
 
 const MAC: &str = "02:4c:61:62:53:47";
 
-impl Neighbour for Peer {
+impl TrafficPeer for Peer {
     fn mac(&self) -> String {
         labnic_peer::MAC.to_owned()
     }
@@ -56,18 +56,18 @@ impl Neighbour for Peer {
     }
 }
 
-/// Two devices of the same kind and one guest, on a leg of its journey.
+/// Two devices of the same kind and one guest, on a run of its scenario.
 fn to_and_fro(
     parameters: &[(&str, &str)],
     arguments: BellhopArguments,
     pairs: &str,
     may_lose: u64,
-    leg: Leg,
+    run: Run,
 ) {
     // The guest leaves its port; a device that cannot be suspended is also reset twice.
     let resets = if parameters.contains(&RELAYED) { 3 } else { 1 };
     let labnic = Labnic::load(parameters).unwrap();
-    let neighbour = Peer::start(&labnic);
+    let traffic_peer = Peer::start(&labnic);
     let devices = ["here", "there"].map(|name| {
         let attributes = ["mac", MAC, "max_vqp", pairs];
         labnic.add(name, &attributes).unwrap()
@@ -76,10 +76,10 @@ fn to_and_fro(
         Host::new("here", devices[0].path()),
         Host::new("there", devices[1].path()),
     ];
-    travel(
+    run_soak(
         Scene {
             hosts,
-            neighbour,
+            traffic_peer,
             set_link: Some(&|host, up| set_link(&devices[host], up).unwrap()),
             may_lose,
             resets,
@@ -87,7 +87,7 @@ fn to_and_fro(
             packed: false,
         },
         arguments,
-        leg,
+        run,
     );
     drop(devices);
     assert_eq!(trouble().unwrap(), Vec::<String>::new());
@@ -102,7 +102,7 @@ fn doorbells_event_indices_and_queue_pairs_go_along() {
         two,
         "2",
         16,
-        Leg { first: 0, moves },
+        Run { first: 0, moves },
     );
 }
 
@@ -112,7 +112,7 @@ fn buffers_come_back_in_any_order() {
     let moves = (cycles().unwrap() / 2).max(2);
     let one = BellhopArguments::small().unwrap();
     let parameters = [("rx_prefetch", "32"), OUT_OF_ORDER];
-    to_and_fro(&parameters, one, "1", 16, Leg { first: 2, moves });
+    to_and_fro(&parameters, one, "1", 16, Run { first: 2, moves });
 }
 
 #[test]
@@ -121,5 +121,5 @@ fn a_device_that_cannot_be_suspended_is_relayed() {
     // Starts with the moments that the other test leaves out.
     let moves = (cycles().unwrap() / 2).max(2);
     let one = BellhopArguments::small().unwrap();
-    to_and_fro(&parameters, one, "1", 32, Leg { first: 3, moves });
+    to_and_fro(&parameters, one, "1", 32, Run { first: 3, moves });
 }

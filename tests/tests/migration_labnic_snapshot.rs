@@ -136,6 +136,6 @@ fn buffers_that_the_device_took_in_advance_go_with_the_guest() {
 }
 
 #[test]
-fn a_device_that_tells_its_used_index_is_saved_as_before() {
+fn a_device_that_reports_its_used_index_is_saved_as_before() {
     saved_and_restored(&[("ring_state", "used"), ("rx_prefetch", "32")]);
 }

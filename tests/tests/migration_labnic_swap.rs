@@ -1,7 +1,7 @@
 //! Hot swap on the lab NIC: event index, doorbells, several queue pairs and buffers in flight. Some
 //! devices cannot be suspended, and one fails at the last moment.
 //!
-//! The guest verifies each returned frame, and its neighbour on the switch records when frames
+//! The guest verifies each returned frame, and its peer on the switch records when frames
 //! arrive. The length of a gap is printed, never asserted: this host is emulated twice.
 
 #![expect(
@@ -33,7 +33,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// How many frames of a guest are in flight at once.
 const WINDOW: u64 = 16;
 
-/// How many frames must have reached the neighbour and returned before each change of the device,
+/// How many frames must have reached the peer and returned before each change of the device,
 /// and after the last one.
 const BETWEEN_SWAPS: u64 = 300;
 
@@ -45,7 +45,7 @@ fn number(answer: &Value, name: &str) -> u64 {
     answer[name].as_u64().unwrap()
 }
 
-/// How long swaps interrupted the frames that the neighbour receives.
+/// How long swaps interrupted the frames that the peer receives.
 struct Gaps {
     /// For each swap, the longest gap between two frames that overlaps the time from request to
     /// answer.
@@ -81,13 +81,13 @@ impl Gaps {
     }
 }
 
-/// Starts verified frames to the neighbour and back, until `flood-off`.
+/// Starts verified frames to the peer and back, until `flood-off`.
 fn begin_traffic(vm: &mut Vm) {
     let line = format!("flood-on 300 {WINDOW} eth0 to {}", labnic_peer::MAC);
     vm.guest.command(&line).unwrap();
 }
 
-/// Waits until the neighbour sends frames back again, after any result of the last swap.
+/// Waits until the peer sends frames back again, after any result of the last swap.
 #[track_caller]
 fn wait_traffic(peer: &Peer) {
     let (before, started) = (peer.echoed(), Instant::now());
@@ -97,7 +97,7 @@ fn wait_traffic(peer: &Peer) {
     }
 }
 
-/// Swaps the NIC to and fro while it exchanges frames with the neighbour, from before the first
+/// Swaps the NIC to and fro while it exchanges frames with the peer, from before the first
 /// swap until after the last.
 fn swaps_under_traffic(vm: &mut Vm, peer: &Peer, devices: [&SimDevice; 2], swaps: usize) {
     let [first, second] = devices;
@@ -118,7 +118,7 @@ fn swaps_under_traffic(vm: &mut Vm, peer: &Peer, devices: [&SimDevice; 2], swaps
     let gaps = Gaps::new(&peer.arrivals(), &times);
     let longest = gaps.of_swaps.iter().max();
     let said = format!(
-        "{answer}\nthe neighbour's longest pause at a swap: {longest:?} of {:?}; p99 of the \
+        "{answer}\nthe peer's longest pause at a swap: {longest:?} of {:?}; p99 of the \
          others: {:?}\ngaps as the machine saw them: {:?}",
         gaps.of_swaps,
         gaps.steady_p99,
@@ -334,13 +334,13 @@ fn queue_pairs_and_filters_follow_the_nic() {
 
 /// First with a backup device, then without one, then with a missing one.
 #[test]
-fn a_nic_whose_device_fails_moves_to_the_one_that_stands_by() {
+fn a_nic_whose_device_fails_moves_to_its_backup() {
     let labnic = Labnic::load(&[("rx_prefetch", "8")]).unwrap();
     let peer = Peer::start(&labnic);
     let first = labnic.add("first", &["mac", MAC]).unwrap();
     let second = labnic.add("second", &["mac", OTHER_MAC]).unwrap();
-    let options = format!(",failover={}", second.path().display());
-    let mut vm = Vm::start(small(), "failover", &first, &options);
+    let options = format!(",backup={}", second.path().display());
+    let mut vm = Vm::start(small(), "backup", &first, &options);
     peer.exchange(&mut vm.guest, 50, 256);
     begin_traffic(&mut vm);
     wait_traffic(&peer);
@@ -349,7 +349,7 @@ fn a_nic_whose_device_fails_moves_to_the_one_that_stands_by() {
     assert_eq!(nic["last_failover"]["state"], "Done", "{nic}");
     assert_eq!(nic["last_failover"]["from"], json!(first.path()), "{nic}");
     assert_eq!(nic["path"], json!(second.path()), "{nic}");
-    assert_eq!(nic["failover"], Value::Null, "{nic}");
+    assert_eq!(nic["backup"], Value::Null, "{nic}");
     wait_traffic(&peer);
     let answer = vm.guest.command_within("flood-off", LIMIT).unwrap();
     println!("{answer}");
@@ -379,7 +379,7 @@ fn a_nic_whose_device_fails_moves_to_the_one_that_stands_by() {
     peer.exchange(&mut vm.guest, 50, 256);
 
     let missing = Path::new("/dev/vhost-vdpa-none");
-    vm.stand_by(missing);
+    vm.set_backup(missing);
     break_down(&second).unwrap();
     told(&vm);
     let nic = vm.failed_over();
@@ -387,7 +387,7 @@ fn a_nic_whose_device_fails_moves_to_the_one_that_stands_by() {
     let error = nic["last_failover"]["error"].as_str().unwrap();
     assert!(error.contains("No such file"), "{nic}");
     assert_eq!(nic["path"], json!(second.path()), "{nic}");
-    assert_eq!(nic["failover"], json!(missing), "{nic}");
+    assert_eq!(nic["backup"], json!(missing), "{nic}");
     vm.guest.command("rebind-flooded 1 0").unwrap();
     vm.swap(&second, &first);
     assert_eq!(vm.nic()["last_failover"], Value::Null);

@@ -13,14 +13,14 @@ mod moving;
 
 use lab::endurance::cycles;
 use lab::guest::{BellhopArguments, Guest};
-use lab::journey::Leg;
 use lab::kvm_statistics;
 use lab::messages::messages;
 use lab::notice::{self, notice};
 use lab::sim::{SimDevice, require_lab};
+use lab::soak_run::Run;
 use lab::traffic::check_traffic;
 use moving::faults::{Fault, FaultyLink, Kind};
-use moving::journey::{Neighbour, Scene, travel};
+use moving::soak::{Scene, TrafficPeer, run_soak};
 use moving::{Host, NOTICE, move_guest, move_to_waiting};
 use serde_json::{Value, json};
 
@@ -155,7 +155,7 @@ fn a_guest_that_arrives_finds_its_memory_mapped() {
 /// The simulator sends the guest's frames back to it, and has no cable.
 struct Loop;
 
-impl Neighbour for Loop {
+impl TrafficPeer for Loop {
     fn mac(&self) -> String {
         MAC.to_owned()
     }
@@ -169,13 +169,13 @@ impl Neighbour for Loop {
 fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
     require_lab().unwrap();
     let devices = ["move1", "move2"].map(|name| SimDevice::net(name, MAC, 1500).unwrap());
-    travel(
+    run_soak(
         Scene {
             hosts: [
                 Host::new("move1", devices[0].path()),
                 Host::new("move2", devices[1].path()),
             ],
-            neighbour: Loop,
+            traffic_peer: Loop,
             set_link: None,
             // The device is suspended: it finishes what it has begun.
             may_lose: 0,
@@ -184,7 +184,7 @@ fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
             packed: false,
         },
         BellhopArguments::small().unwrap(),
-        Leg {
+        Run {
             first: 0,
             moves: cycles().unwrap(),
         },
@@ -196,7 +196,7 @@ fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
 fn moves_fail(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     // No destination listens.
     from.send(to, json!({}));
-    let status = from.settled(guest);
+    let status = from.ended(guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     assert!(
         status["error"].as_str().unwrap().contains("cannot connect"),
@@ -208,7 +208,7 @@ fn moves_fail(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     let busy = Host::new("move3", device.path());
     let mut waiting = busy.wait();
     from.send(&busy, json!({}));
-    let status = from.settled(guest);
+    let status = from.ended(guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     assert!(
         status["error"].as_str().unwrap().contains("busy"),
@@ -228,7 +228,7 @@ fn moves_fail(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
         .unwrap();
     assert_eq!(refused.status, 409, "{}", refused.body);
     client.done("DELETE", "/v1/vm/migration", None).unwrap();
-    let status = from.settled(guest);
+    let status = from.ended(guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     assert!(!waiting.wait_exit(NOTICE).unwrap().success());
     check_traffic(guest, device);
@@ -238,7 +238,7 @@ fn moves_fail(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     from.send(to, json!({ "downtime_ms": 0 }));
     while client.get("/v1/vm/migration").unwrap()["rounds"] == 0 {}
     drop(waiting);
-    let status = from.settled(guest);
+    let status = from.ended(guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
     check_traffic(guest, device);
 }
@@ -314,7 +314,7 @@ fn falls_silent(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     let mut waiting = to.wait();
     let link = FaultyLink::to(to, Kind::StateEnd, Fault::Silent);
     from.send_to(&link.endpoint(), json!({ "connections": 1 }));
-    let status = from.settled(guest);
+    let status = from.ended(guest);
     println!("{status}");
     assert_eq!(status["phase"], "Stayed", "{status}");
     let error = status["error"].as_str().unwrap();
@@ -329,7 +329,7 @@ fn falls_silent(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
 }
 
 #[test]
-fn what_cannot_move_stays_with_its_network_and_a_dry_run_says_so_before() {
+fn an_unmovable_machine_keeps_its_network_and_a_dry_run_predicts_it() {
     require_lab().unwrap();
     let devices = [
         SimDevice::net("move1", MAC, 1500).unwrap(),

@@ -4,7 +4,7 @@
 //! ```text
 //!   POST …/migration ── 202 ──> daemon killed, sooner or later ──> guest at the destination,
 //!        │                                                         source process gone
-//!        └──> daemon again: moved, or location unknown ──> settled there ──> stopped
+//!        └──> daemon again: moved, or location unknown ──> resolved: there ──> stopped
 //! ```
 
 #![expect(
@@ -59,13 +59,13 @@ fn send(to: &Host) -> Value {
 
 /// Resolves the VM's location: the daemon knows that it has moved, or the test reports it.
 #[track_caller]
-fn settle_there(node: &Node) {
+fn resolve_there(node: &Node) {
     let vm = || node.vm("web").unwrap().unwrap();
     until("it is known that the process is gone", || {
-        ["MayBeElsewhere", "Stopped"].contains(&vm()["status"]["phase"].as_str().unwrap())
+        ["MigrationUnknown", "Stopped"].contains(&vm()["status"]["phase"].as_str().unwrap())
     })
     .unwrap();
-    if vm()["status"]["phase"] == "MayBeElsewhere" {
+    if vm()["status"]["phase"] == "MigrationUnknown" {
         let start = json!({ "state": "Running" });
         let refused = node
             .api
@@ -73,8 +73,8 @@ fn settle_there(node: &Node) {
             .unwrap();
         assert_eq!(refused.status, 409, "{}", refused.body);
         let remedy = refused.body["message"].as_str().unwrap();
-        assert!(remedy.contains("settle web there"), "{remedy}");
-        let there = json!({ "settle": "There" });
+        assert!(remedy.contains("resolve web there"), "{remedy}");
+        let there = json!({ "resolve": "There" });
         node.api
             .done("PATCH", "/v1/vms/web/migration", Some(&there))
             .unwrap();
@@ -116,7 +116,7 @@ fn a_daemon_killed_while_its_machine_moves_finds_a_guest_that_runs_once() {
             node.kill();
         }
         node.start_again().unwrap();
-        settle_there(&node);
+        resolve_there(&node);
         std::thread::sleep(POLICY);
         assert!(node.processes().is_empty(), "killed after {after} ms");
         waiting.answers(NOTICE).unwrap();

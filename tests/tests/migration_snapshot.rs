@@ -12,8 +12,8 @@
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
-use lab::place::Place;
 use lab::sim::{SimDevice, require_lab};
+use lab::temp_path::TempPath;
 use lab::traffic::{Frames, exchange_counted};
 use serde_json::{Value, json};
 use std::fs;
@@ -30,7 +30,7 @@ const NOTICE: Duration = Duration::from_secs(30);
 /// Memory that the guest's writer writes, in MiB.
 const WRITTEN_MIB: u64 = 24;
 
-fn start(device: &SimDevice, socket: &Place) -> (Guest, Client) {
+fn start(device: &SimDevice, socket: &TempPath) -> (Guest, Client) {
     let arguments = BellhopArguments::small()
         .unwrap()
         .memory("128M")
@@ -47,7 +47,7 @@ fn nic(device: &SimDevice) -> String {
 }
 
 /// `bellhop run` from a snapshot, with its NIC on `device`.
-fn restore_command(snapshot: &Place, device: &SimDevice, socket: &Place) -> Command {
+fn restore_command(snapshot: &TempPath, device: &SimDevice, socket: &TempPath) -> Command {
     let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
     command
         .args(["run", "--restore", snapshot.text()])
@@ -56,7 +56,7 @@ fn restore_command(snapshot: &Place, device: &SimDevice, socket: &Place) -> Comm
     command
 }
 
-fn snapshot(client: &Client, to: &Place) -> Value {
+fn snapshot(client: &Client, to: &TempPath) -> Value {
     let body = json!({ "path": to.text() });
     let answer = client.ask("POST", "/v1/vm/snapshot", Some(&body)).unwrap();
     assert_eq!(answer.status, 201, "{}", answer.body);
@@ -99,8 +99,8 @@ fn a_guest_continues_from_its_snapshot_and_so_does_the_saved_one() {
     require_lab().unwrap();
     let first = SimDevice::net("snap1", MAC, 1500).unwrap();
     let second = SimDevice::net("snap2", MAC, 1500).unwrap();
-    let (socket, other_socket) = (Place::new("snap.socket"), Place::new("snap2.socket"));
-    let saved = Place::new("snapshot");
+    let (socket, other_socket) = (TempPath::new("snap.socket"), TempPath::new("snap2.socket"));
+    let saved = TempPath::new("snapshot");
     let (mut guest, client) = start(&first, &socket);
     check_traffic(&mut guest, &first);
     let said = messages(&mut guest).unwrap();
@@ -135,7 +135,7 @@ fn a_guest_continues_from_its_snapshot_and_so_does_the_saved_one() {
 fn a_paused_machine_is_saved_and_restored_paused() {
     require_lab().unwrap();
     let device = SimDevice::net("snap1", MAC, 1500).unwrap();
-    let (socket, saved) = (Place::new("snap.socket"), Place::new("snapshot"));
+    let (socket, saved) = (TempPath::new("snap.socket"), TempPath::new("snapshot"));
     let (mut guest, client) = start(&device, &socket);
     client
         .done("PATCH", "/v1/vm", Some(&json!({ "state": "Paused" })))
@@ -198,11 +198,11 @@ fn a_paused_machine_is_saved_and_restored_paused() {
 }
 
 /// A file system of a few MiB, which is soon full.
-struct Small(Place);
+struct Small(TempPath);
 
 impl Small {
     fn mount() -> Self {
-        let place = Place::new("small");
+        let place = TempPath::new("small");
         fs::create_dir(place.path()).unwrap();
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", "size=4m", "none", place.text()])
@@ -222,7 +222,7 @@ impl Drop for Small {
 fn a_snapshot_that_fails_leaves_nothing_and_the_guest_continues() {
     require_lab().unwrap();
     let device = SimDevice::net("snap1", MAC, 1500).unwrap();
-    let (socket, taken) = (Place::new("snap.socket"), Place::new("taken"));
+    let (socket, taken) = (TempPath::new("snap.socket"), TempPath::new("taken"));
     let small = Small::mount();
     let (mut guest, client) = start(&device, &socket);
     let said = messages(&mut guest).unwrap();
@@ -255,10 +255,10 @@ fn a_snapshot_that_fails_leaves_nothing_and_the_guest_continues() {
 }
 
 #[test]
-fn what_is_no_whole_snapshot_is_refused() {
+fn incomplete_snapshots_are_refused() {
     require_lab().unwrap();
     let device = SimDevice::net("snap1", MAC, 1500).unwrap();
-    let (socket, saved) = (Place::new("snap.socket"), Place::new("snapshot"));
+    let (socket, saved) = (TempPath::new("snap.socket"), TempPath::new("snapshot"));
     let (guest, client) = start(&device, &socket);
     snapshot(&client, &saved);
     assert!(guest.power_off().unwrap().success());

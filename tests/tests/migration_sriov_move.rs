@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use lab::endurance::cycles;
 use lab::guest::{BellhopArguments, Guest};
-use lab::journey::Leg;
 use lab::rig::FIRST_PACKED_FUNCTION as PACKED;
+use lab::soak_run::Run;
 use lab::sriov::{SriovNic, VfDevice, set_link};
-use moving::journey::{Neighbour, Scene, travel};
+use moving::soak::{Scene, TrafficPeer, run_soak};
 use moving::{Host, NOTICE};
 
-/// How long the neighbour floods, in seconds.
+/// How long the peer floods, in seconds.
 const FLOOD: u64 = 3;
 
 /// A guest that sends back the frames that it receives.
@@ -47,7 +47,7 @@ impl Echo {
     }
 }
 
-impl Neighbour for Echo {
+impl TrafficPeer for Echo {
     fn mac(&self) -> String {
         self.mac.clone()
     }
@@ -70,21 +70,21 @@ impl Neighbour for Echo {
 }
 
 /// A guest migrates between the first two functions; the third one belongs to its peer.
-fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, leg: Leg) {
+fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, run: Run) {
     let nic = SriovNic::enable(4).unwrap();
     let [first, second, third] =
         functions.map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
     let links = [&first, &second].map(|device| device.function().link());
-    let neighbour = Echo::new(&third);
+    let traffic_peer = Echo::new(&third);
     let packed = functions[0] >= PACKED;
     let pull = |host: usize, up| set_link(&links[host], up).unwrap();
-    travel(
+    run_soak(
         Scene {
             hosts: [
                 Host::new("here", first.path()),
                 Host::new("there", second.path()),
             ],
-            neighbour,
+            traffic_peer,
             // QEMU's packed rings break while the link is down: see `rings_sriov_backend`.
             set_link: if packed { None } else { Some(&pull) },
             // The device is reset twice: when its queues become relayed, and when the guest stops.
@@ -95,7 +95,7 @@ fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, leg: Leg) {
             packed,
         },
         arguments,
-        leg,
+        run,
     );
 }
 
@@ -103,7 +103,7 @@ fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, leg: Leg) {
 fn a_guest_on_vp_vdpa_moves_to_and_fro_at_any_moment() {
     let moves = cycles().unwrap();
     let small = BellhopArguments::small().unwrap();
-    to_and_fro([0, 1, 2], small, Leg { first: 0, moves });
+    to_and_fro([0, 1, 2], small, Run { first: 0, moves });
 }
 
 /// Both functions offer packed rings, and the guest negotiates them ([`PACKED`]).
@@ -111,5 +111,5 @@ fn a_guest_on_vp_vdpa_moves_to_and_fro_at_any_moment() {
 fn a_guest_with_packed_rings_moves_there_and_back() {
     let packed = [PACKED, PACKED + 1, 0];
     let small = BellhopArguments::small().unwrap();
-    to_and_fro(packed, small, Leg { first: 0, moves: 2 });
+    to_and_fro(packed, small, Run { first: 0, moves: 2 });
 }

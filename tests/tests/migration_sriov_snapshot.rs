@@ -10,8 +10,8 @@
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
-use lab::place::Place;
 use lab::sriov::{SriovNic, VfDevice};
+use lab::temp_path::TempPath;
 use serde_json::{Value, json};
 use std::fs;
 use std::process::Command;
@@ -30,7 +30,7 @@ fn nic(device: &VfDevice<'_>) -> String {
     format!("id=nic,path={}", device.path().display())
 }
 
-fn snapshot(client: &Client, to: &Place) -> Value {
+fn snapshot(client: &Client, to: &TempPath) -> Value {
     to.clear();
     let body = json!({ "path": to.text() });
     let answer = client.ask("POST", "/v1/vm/snapshot", Some(&body)).unwrap();
@@ -81,7 +81,7 @@ fn a_guest_on_vp_vdpa_is_saved_and_continues_here_and_on_another_function() {
     let [first, peers, second] =
         [0, 1, 2].map(|index| VfDevice::add(functions.vf(index).unwrap()).unwrap());
     let mac = peers.function().mac();
-    let (socket, saved) = (Place::new("snap.socket"), Place::new("snapshot"));
+    let (socket, saved) = (TempPath::new("snap.socket"), TempPath::new("snapshot"));
     let arguments = BellhopArguments::small()
         .unwrap()
         .memory(MEMORY)

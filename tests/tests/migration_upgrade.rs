@@ -192,7 +192,7 @@ fn one_program_after_the_other_continues_a_guest_under_load() {
 }
 
 #[test]
-fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
+fn a_program_that_cannot_continue_leaves_the_machine_to_the_present_one() {
     require_lab().unwrap();
     let device = SimDevice::net("upgrade", MAC, 1500).unwrap();
     let socket = Temporary::new("upgrade.socket");

@@ -42,7 +42,7 @@ fn logs(parameters: &[(&str, &str)], rounds: u32, processors: u32) {
             _ => drop(machine.guest.command("promisc on").unwrap()),
         }
         machine.relay_threads_are(1);
-        // Mediated queues keep their doorbells.
+        // Used-shadow queues keep their doorbells.
         assert_eq!(machine.doorbells(), doorbells, "round {round}");
     });
     machine.relay_threads_are(0);

@@ -84,7 +84,10 @@ fn compare(log: &Log, before: &[u8], direct_rings: &[u64]) -> (u32, u32) {
         let place = usize::try_from(address).unwrap();
         let differs = before[place] != after[place];
         let claims = log.claims(address);
-        assert!(claims || !differs, "byte {address:#x} changed unseen");
+        assert!(
+            claims || !differs,
+            "byte {address:#x} changed without a mark"
+        );
         changed += u32::from(differs);
         claimed += u32::from(claims);
     }
@@ -98,7 +101,7 @@ fn compare(log: &Log, before: &[u8], direct_rings: &[u64]) -> (u32, u32) {
         let exempt = direct_rings.contains(&address);
         assert!(
             dirty || old == new || exempt,
-            "page {address:#x} changed unseen"
+            "page {address:#x} changed without a mark"
         );
     }
     (changed, claimed)
@@ -108,7 +111,7 @@ fn compare(log: &Log, before: &[u8], direct_rings: &[u64]) -> (u32, u32) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum How {
     Always(Strategy),
-    /// Mediated and shadowed in turn.
+    /// Used shadow and full shadow in turn.
     ByTurns,
 }
 
@@ -153,8 +156,10 @@ fn run(event_idx: bool, completion: &str, how: How) {
     });
     let receive = |how| [(0, how), (2, how)];
     // Before traffic, so that no direct queue writes. A device that has already taken buffers is
-    // mediated first.
-    machine.change(&receive(Strategy::Mediated), &*log).unwrap();
+    // with a used shadow first.
+    machine
+        .change(&receive(Strategy::UsedShadow), &*log)
+        .unwrap();
     let witness = Arc::clone(&log);
     a.witness = Some(Arc::new(move |queue, address| witness.meet(queue, address)));
     let before = content(&a.memory);
@@ -170,7 +175,7 @@ fn run(event_idx: bool, completion: &str, how: How) {
         ];
         let ended = || threads.iter().any(|thread| thread.is_finished());
         let begin = Instant::now();
-        let mut next = Strategy::Shadowed;
+        let mut next = Strategy::FullShadow;
         while flows.iter().flatten().any(|flow| flow.received() < FRAMES) && !ended() {
             assert!(begin.elapsed() < PATIENCE, "{how:?} {completion}: too slow");
             let wanted = match how {
@@ -180,10 +185,10 @@ fn run(event_idx: bool, completion: &str, how: How) {
             match machine.change(&receive(wanted), &*log) {
                 Ok(()) if machine.strategy(0) == wanted => {
                     changes += 1;
-                    next = if wanted == Strategy::Shadowed {
-                        Strategy::Mediated
+                    next = if wanted == Strategy::FullShadow {
+                        Strategy::UsedShadow
                     } else {
-                        Strategy::Shadowed
+                        Strategy::FullShadow
                     };
                 }
                 Ok(()) => panic!("not {wanted}"),
@@ -231,8 +236,8 @@ fn every_byte_that_the_device_wrote_is_reported_before_the_guest_sees_it() {
         (true, "out_of_order"),
     ] {
         for how in [
-            How::Always(Strategy::Mediated),
-            How::Always(Strategy::Shadowed),
+            How::Always(Strategy::UsedShadow),
+            How::Always(Strategy::FullShadow),
             How::ByTurns,
         ] {
             run(event_idx, completion, how);

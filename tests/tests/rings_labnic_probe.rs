@@ -43,7 +43,7 @@ fn a_good_device_has_no_fault() {
 }
 
 #[test]
-fn what_is_not_offered_is_skipped() {
+fn checks_of_unoffered_features_are_skipped() {
     let parameters = [
         ("ring_state", "none"),
         ("iotlb_persist", "0"),

@@ -39,7 +39,7 @@ use self::rings::vmm::{Machine, PATIENCE, Setup, pump};
 const A: Mac = [2, 0, 0x5e, 0, 0x53, 1];
 const B: Mac = [2, 0, 0x5e, 0, 0x53, 2];
 const EVENT_IDX: u64 = 1 << 29;
-const ALL: [Strategy; 3] = [Strategy::Direct, Strategy::Mediated, Strategy::Shadowed];
+const ALL: [Strategy; 3] = [Strategy::Direct, Strategy::UsedShadow, Strategy::FullShadow];
 
 /// Transitions over all variants for each of `lab::endurance::cycles()`.
 const PER_CYCLE: u32 = 100;
@@ -178,7 +178,7 @@ impl Variant {
 
     /// True if a device keeps buffers across a suspend and reports them. Other devices give them
     /// back, or have none before there is a frame for them.
-    fn tells_held(&self) -> bool {
+    fn reports_held(&self) -> bool {
         self.rx_prefetch > 0 && self.ring_state == "avail"
     }
 
@@ -326,9 +326,9 @@ fn cut(machine: &mut Machine, variant: &Variant, random: &mut Random, cuts: &mut
             let holds = variant.rx_prefetch > 0 || variant.completion == "out_of_order";
             assert!(holds && variant.ring_state == "avail");
             cuts.uncounted += 1;
-            // Mediation is the way around.
+            // A used shadow is the way around.
             let targets: Vec<_> = (targets.iter())
-                .map(|&(queue, _)| (queue, Strategy::Mediated))
+                .map(|&(queue, _)| (queue, Strategy::UsedShadow))
                 .collect();
             machine.change(&targets, &*memory).unwrap();
             cuts.changes += 1;
@@ -336,7 +336,7 @@ fn cut(machine: &mut Machine, variant: &Variant, random: &mut Random, cuts: &mut
         Err(error) => panic!("{error:?}"),
     }
     cuts.control += u32::from(machine.is_command_under_way());
-    machine.nudge_control();
+    machine.spurious_notify_control();
 }
 
 /// The result of a variant.
@@ -398,7 +398,11 @@ fn run(variant: &Variant, changes: u32, seed: u32) -> Outcome {
             });
             let stalled = threads.iter().any(|thread| thread.is_finished());
             if stalled || begin.elapsed() > PATIENCE {
-                eprintln!("{variant:?}\n{}{}", machine_a.stands(), machine_b.stands());
+                eprintln!(
+                    "{variant:?}\n{}{}",
+                    machine_a.describe(),
+                    machine_b.describe()
+                );
                 panic!(
                     "traffic stopped after change {} of {variant:?}",
                     cuts.changes
@@ -421,7 +425,7 @@ fn run(variant: &Variant, changes: u32, seed: u32) -> Outcome {
         });
         threads.map(|thread| {
             thread.join().unwrap_or_else(|_| {
-                let (a, b) = (machine_a.stands(), machine_b.stands());
+                let (a, b) = (machine_a.describe(), machine_b.describe());
                 panic!("after the last change of {variant:?}:\n{a}{b}")
             })
         })
@@ -504,7 +508,7 @@ fn transitions_under_full_traffic_lose_nothing() {
     );
     assert_eq!(sum.changes, changes * variants);
     // A single variant may miss these by chance.
-    assert!(VARIANTS.iter().any(Variant::tells_held));
+    assert!(VARIANTS.iter().any(Variant::reports_held));
     assert!(sum.receive_held > 0, "no device ever held a buffer");
     assert!(sum.suppressed > 0, "interrupts were never off at a cut");
     assert!(sum.control > 0, "no control command was under way at a cut");
@@ -559,9 +563,9 @@ fn no_position(scene: &mut Scene<'_>) {
     for machine in &mut scene.machines {
         let device = machine.device();
         let chosen = choose(device.info(), device.backend_features(), device.features());
-        assert_eq!(chosen, (Strategy::Mediated, Reason::SuspendsAndResumes));
+        assert_eq!(chosen, (Strategy::UsedShadow, Reason::SuspendsAndResumes));
         let before = machine.strategies();
-        let error = machine.change(&[Strategy::Mediated]);
+        let error = machine.change(&[Strategy::UsedShadow]);
         assert!(
             error.to_string().contains("refused to change its rings"),
             "{error:?}"
@@ -572,8 +576,8 @@ fn no_position(scene: &mut Scene<'_>) {
     scene.frames(500);
 }
 
-/// A device that suspends but reports no position and accepts only 0. It cannot even be mediated in
-/// place, so it is reset, as vp_vdpa is.
+/// A device that suspends but reports no position and accepts only 0. It cannot even get a used
+/// shadow in place, so it is reset, as vp_vdpa is.
 #[test]
 fn devices_without_ring_state_are_shadowed_by_a_reset() {
     let rounds = usize::try_from(endurance::cycles().unwrap().div_ceil(10)).unwrap();

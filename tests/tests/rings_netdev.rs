@@ -18,7 +18,7 @@ use lab::threads::StopOnDrop;
 use traffic::{Flow, Mode, start};
 use vdpa::device::Device;
 use vdpa::netdev::{Chains, Kick, Netdev, Options};
-use vdpa::relay::{Pause, RelaySet, Strategy};
+use vdpa::relay::{Pause, Strategy, SvqSet};
 use vm_memory::{Bytes, GuestAddress};
 
 /// Without a zero byte: the simulator compares addresses as C strings.
@@ -138,7 +138,7 @@ fn rings_are_relayed_under_a_driver_that_notices_nothing() {
     let Netdev { device, mut driver } = netdev;
     let mut pair = driver.pairs.remove(0);
     let stop = AtomicBool::new(false);
-    let all = [Strategy::Mediated, Strategy::Shadowed, Strategy::Direct];
+    let all = [Strategy::UsedShadow, Strategy::FullShadow, Strategy::Direct];
     let frames = thread::scope(|scope| {
         let traffic = scope.spawn(|| {
             let mut flow = Flow::new(MAC, MAC);
@@ -151,7 +151,7 @@ fn rings_are_relayed_under_a_driver_that_notices_nothing() {
         });
         // Also when a check below fails: the scope waits for its threads.
         let stopped = StopOnDrop(&stop);
-        let relay = |set: &mut RelaySet, time: Duration| {
+        let relay = |set: &mut SvqSet, time: Duration| {
             let (begin, mut used) = (Instant::now(), 0);
             while begin.elapsed() < time && !traffic.is_finished() {
                 let progress = set.poll(&*memory).unwrap();

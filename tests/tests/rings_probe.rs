@@ -73,7 +73,7 @@ fn the_simulator_conforms() {
 }
 
 #[test]
-fn what_cannot_be_probed_is_said() {
+fn unprobeable_devices_are_reported() {
     let net = net();
     let refused = |path: &std::path::Path, words: &[&str]| {
         for arguments in [&[][..], &["--conformance"]] {

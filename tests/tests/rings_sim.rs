@@ -1,5 +1,5 @@
 //! Relays on the kernel's simulator, which sends frames back: a running device changes between
-//! direct, mediated and shadowed under traffic.
+//! direct, used-shadow and full-shadow under traffic.
 
 #![expect(
     clippy::unwrap_used,
@@ -82,11 +82,11 @@ fn pump_for(machine: &mut Machine, time: Duration) {
 fn changes_under_traffic_lose_nothing() {
     let net = simulator();
     let (mut guest, mut machine, flow) = begin(&net, 65000, u32::MAX, BackendFeatures::empty());
-    let expected = (Strategy::Mediated, Reason::SuspendsAndResumes);
+    let expected = (Strategy::UsedShadow, Reason::SuspendsAndResumes);
     assert_eq!(machine.chosen(), expected);
     let memory = machine.memory();
     let stop = AtomicBool::new(false);
-    let all = [Strategy::Direct, Strategy::Mediated, Strategy::Shadowed];
+    let all = [Strategy::Direct, Strategy::UsedShadow, Strategy::FullShadow];
     let mut by_strategy = [0u32; 3];
     let account = thread::scope(|scope| {
         let traffic = scope.spawn(|| guest.exchange(&stop));
@@ -107,7 +107,7 @@ fn changes_under_traffic_lose_nothing() {
             let before = flow.received();
             pump_for(&mut machine, Duration::from_millis(5));
             by_strategy[receive] += flow.received() - before;
-            assert!(!traffic.is_finished(), "{}", machine.stands());
+            assert!(!traffic.is_finished(), "{}", machine.describe());
         }
         stop.store(true, Ordering::Relaxed);
         pump(&mut [&mut machine], || traffic.is_finished());
@@ -136,7 +136,7 @@ fn receive_pages(memory: &GuestMemory) -> Vec<(u64, Vec<u8>)> {
 #[test]
 fn every_page_that_the_device_wrote_is_dirty() {
     let net = simulator();
-    for how in [Strategy::Mediated, Strategy::Shadowed] {
+    for how in [Strategy::UsedShadow, Strategy::FullShadow] {
         // Fewer than there are buffers, so that some pages stay clean.
         let frames = u32::from(SIZE) / 2;
         let (mut guest, mut machine, flow) = begin(&net, 0, frames, BackendFeatures::empty());
@@ -163,7 +163,7 @@ fn every_page_that_the_device_wrote_is_dirty() {
             clean += u32::from(!dirty);
             assert!(
                 dirty || *old == new,
-                "{how}: page {address:#x} changed unseen"
+                "{how}: page {address:#x} changed without a mark"
             );
         }
         assert_eq!((written, clean), (frames, frames), "{how}");
@@ -178,17 +178,17 @@ fn a_device_that_cannot_suspend_is_shadowed_by_a_reset() {
     let without = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
     // 1000 frames before the wrap.
     let (mut guest, mut machine, flow) = begin(&net, 64536, u32::MAX, without);
-    assert_eq!(machine.chosen(), (Strategy::Shadowed, Reason::NoSuspend));
+    assert_eq!(machine.chosen(), (Strategy::FullShadow, Reason::NoSuspend));
     let memory = machine.memory();
     let stop = AtomicBool::new(false);
     let account = thread::scope(|scope| {
         let traffic = scope.spawn(|| guest.exchange(&stop));
-        let targets = machine.all(Strategy::Mediated);
+        let targets = machine.all(Strategy::UsedShadow);
         let refused = machine.change(&targets, &*memory).unwrap_err();
         assert!(refused.to_string().contains("refused to change its rings"));
-        let targets = machine.all(Strategy::Shadowed);
+        let targets = machine.all(Strategy::FullShadow);
         machine.restart(&targets, &*memory);
-        assert_eq!(machine.strategy(TRANSMIT), Strategy::Shadowed);
+        assert_eq!(machine.strategy(TRANSMIT), Strategy::FullShadow);
         // The shadow also passes the guest's last frames.
         pump(&mut [&mut machine], || {
             stop.store(flow.received() > 1500, Ordering::Relaxed);

@@ -9,7 +9,7 @@
 
 mod logging;
 #[expect(dead_code, reason = "helpers of several targets")]
-#[path = "skeleton_vdpa/support/mod.rs"]
+#[path = "vdpa_backend/support/mod.rs"]
 mod support;
 
 use devices::virtio::backend::{Backend as _, Hardware as _};
@@ -159,7 +159,7 @@ fn a_saved_device_continues_shadowed() {
         b.backend.log_writes(true).unwrap();
         send(&mut a, &mut b, macs[1]);
         assert_eq!(marked(&b), 16, "round {round}");
-        assert_eq!(b.backend.always_dirty(), []);
+        assert_eq!(b.backend.untracked_writes(), []);
         b.backend.log_writes(false).unwrap();
     }
     b.backend.reset();

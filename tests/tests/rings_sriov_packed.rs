@@ -26,7 +26,7 @@ use self::rings::frame::Mac;
 use self::rings::netdev::Relayed;
 use self::rings::scene::{Loss, Scene, options, play};
 
-use Strategy::{Direct, Mediated, Shadowed};
+use Strategy::{Direct, FullShadow, UsedShadow};
 
 const EVENT_IDX: u64 = 1 << 29;
 
@@ -77,10 +77,12 @@ impl Cuts {
     fn refusals(&mut self, scene: &mut Scene<'_>, which: usize) {
         let device = scene.machines[which].device();
         let chosen = choose(device.info(), device.backend_features(), device.features());
-        assert_eq!(chosen, (Shadowed, Reason::NoSuspend));
-        let error = self.restart(scene, which, Mediated).unwrap_err();
+        assert_eq!(chosen, (FullShadow, Reason::NoSuspend));
+        let error = self.restart(scene, which, UsedShadow).unwrap_err();
         assert!(
-            error.to_string().contains("cannot mediate queue"),
+            error
+                .to_string()
+                .contains("cannot shadow the used ring of queue"),
             "{error}"
         );
         scene.frames(50);
@@ -99,11 +101,11 @@ impl Cuts {
 
     /// Shadows the rings, then repeatedly restarts them shadowed.
     fn round(&mut self, scene: &mut Scene<'_>, which: usize) {
-        self.restart(scene, which, Shadowed).unwrap();
+        self.restart(scene, which, FullShadow).unwrap();
         for _ in 0..RESTARTS {
             let frames = scene.below(200) + 1;
             scene.frames(frames);
-            self.restart(scene, which, Shadowed).unwrap();
+            self.restart(scene, which, FullShadow).unwrap();
         }
         scene.frames(50);
         self.refusals(scene, which);

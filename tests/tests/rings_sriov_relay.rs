@@ -39,8 +39,8 @@ fn two_functions(options: &Options, loss: Loss, act: impl FnOnce(&mut Scene<'_>)
 fn no_suspend(machine: &mut Relayed) {
     let device = machine.device();
     let chosen = choose(device.info(), device.backend_features(), device.features());
-    assert_eq!(chosen, (Strategy::Shadowed, Reason::NoSuspend));
-    let error = machine.change(&[Strategy::Mediated]);
+    assert_eq!(chosen, (Strategy::FullShadow, Reason::NoSuspend));
+    let error = machine.change(&[Strategy::UsedShadow]);
     let cause = error.source().unwrap().to_string();
     assert!(cause.contains("suspend"), "{cause}");
 }

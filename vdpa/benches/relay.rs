@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use vdpa::device::{VringAddresses, VringBase};
 use vdpa::memory::{GuestMemory, SharedBuffer};
-use vdpa::relay::{MediatedQueue, PASS_LIMIT, Relay, ShadowQueue};
+use vdpa::relay::{FullShadow, PASS_LIMIT, Svq, UsedShadow};
 use vdpa::ring::split::GuestRing;
 use vdpa::ring::{PackedLayout, RingFormat, SplitLayout, packed};
 use vm_memory::{Bytes, GuestAddress};
@@ -82,7 +82,7 @@ impl Device<'_> {
 }
 
 /// Time spent in passes for [`LAPS`] laps of [`SIZE`] elements.
-fn laps(relay: &mut dyn Relay, memory: &GuestMemory, device: &Device<'_>) -> Result<Duration> {
+fn laps(relay: &mut dyn Svq, memory: &GuestMemory, device: &Device<'_>) -> Result<Duration> {
     let (mut index, mut spent) = (0u16, Duration::ZERO);
     for _ in 0..LAPS {
         let avail = index.wrapping_add(SIZE);
@@ -106,14 +106,11 @@ fn laps(relay: &mut dyn Relay, memory: &GuestMemory, device: &Device<'_>) -> Res
     Ok(spent)
 }
 
-fn mediated() -> Result<Duration> {
+fn used_shadow() -> Result<Duration> {
     let memory = guest()?;
     let ring = GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES, false)?;
-    let private = Arc::new(SharedBuffer::new(
-        MediatedQueue::memory_size(SIZE),
-        PRIVATE,
-    )?);
-    let mut queue = MediatedQueue::new(ring, Arc::clone(&private), 0, false, false, 0)?;
+    let private = Arc::new(SharedBuffer::new(UsedShadow::memory_size(SIZE), PRIVATE)?);
+    let mut queue = UsedShadow::new(ring, Arc::clone(&private), 0, false, false, 0)?;
     let device = Device {
         private: &private,
         used: 0,
@@ -122,13 +119,13 @@ fn mediated() -> Result<Duration> {
     laps(&mut queue, &memory, &device)
 }
 
-fn shadowed() -> Result<Duration> {
+fn full_shadow() -> Result<Duration> {
     let memory = guest()?;
     let ring = GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES, false)?;
     let layout = SplitLayout::new(SIZE)?;
     let private = Arc::new(SharedBuffer::new(layout.size(), PRIVATE)?);
     let base = VringBase::initial(false);
-    let mut queue = ShadowQueue::new(
+    let mut queue = FullShadow::new(
         ring.into(),
         base,
         Arc::clone(&private),
@@ -147,14 +144,14 @@ fn shadowed() -> Result<Duration> {
 }
 
 /// A packed ring: both sides write all descriptors of one lap.
-fn shadowed_packed() -> Result<Duration> {
+fn full_shadow_packed() -> Result<Duration> {
     let memory = Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), RAM)])?);
     let ring = packed::GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES, false)?;
     let layout = PackedLayout::new(SIZE)?;
     let private = Arc::new(SharedBuffer::new(layout.size(), PRIVATE)?);
     let start = VringBase::initial(true);
     let shared = Arc::clone(&private);
-    let mut queue = ShadowQueue::new(ring.into(), start, shared, SIZE, 0, false, start)?;
+    let mut queue = FullShadow::new(ring.into(), start, shared, SIZE, 0, false, start)?;
     let entries = queue.addresses().descriptor - PRIVATE;
     let mut spent = Duration::ZERO;
     for lap in 0..LAPS {
@@ -192,12 +189,12 @@ fn shadowed_packed() -> Result<Duration> {
 fn main() -> Result<()> {
     for (name, format, run) in [
         (
-            "mediated",
+            "used-shadow",
             RingFormat::Split,
-            mediated as fn() -> Result<Duration>,
+            used_shadow as fn() -> Result<Duration>,
         ),
-        ("shadowed", RingFormat::Split, shadowed),
-        ("shadowed", RingFormat::Packed, shadowed_packed),
+        ("shadowed", RingFormat::Split, full_shadow),
+        ("shadowed", RingFormat::Packed, full_shadow_packed),
     ] {
         let mut rounds = Vec::with_capacity(ROUNDS);
         for _ in 0..ROUNDS {

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_simulator_s_features_without_what_the_vmm_keeps() {
+    fn the_simulators_features_without_withheld_ones() {
         // The features of vdpa_sim_net: see `vdpa mgmtdev show`.
         let passed = pass_through(0x3_0883_0028, VIRTIO_ID_NET, Policy::default());
         assert_eq!(
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_depends_on_a_withheld_feature_goes_with_it() {
+    fn dependent_features_are_withheld_too() {
         let offered = mask(&[
             net::VIRTIO_NET_F_CTRL_VQ,
             net::VIRTIO_NET_F_MQ,

@@ -34,11 +34,11 @@ use crate::event_loop::{EventLoop, Token};
 mod ends;
 mod history;
 mod log_file;
-mod screen;
+mod output;
 mod socket;
 
 pub use ends::{Console, TerminalConsole};
-pub(crate) use screen::{Attached, Screen};
+pub(crate) use output::{Attached, ConsoleOutput};
 pub use socket::{ConsoleLoss, ConsoleSocket};
 
 /// Result of a read from the terminal.

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_ready() {
+    fn reports_ready_descriptors() {
         let events = EventLoop::new().unwrap();
         let (one, two) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
         let device = Token::Device {

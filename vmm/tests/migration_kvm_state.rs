@@ -170,7 +170,7 @@ fn since(begin: Instant) -> i128 {
 }
 
 #[test]
-fn the_clocks_stand_or_go_on_together() {
+fn the_clocks_stop_or_continue_together() {
     let rig = Rig::new(3, &join(&[CLI, HALT_FOR_EVER]));
     rig.vcpus.resume();
     std::thread::sleep(Duration::from_millis(20));

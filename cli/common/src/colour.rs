@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_are_for_terminals_that_know_them_and_users_who_want_them() {
+    fn colours_need_a_capable_terminal_and_no_opt_out() {
         let of = |terminal, no_color: Option<&str>, term: Option<&str>| {
             wanted_by(terminal, no_color.map(Into::into), term.map(Into::into))
         };

@@ -91,7 +91,7 @@ pub enum Code {
     /// The guest runs elsewhere: it migrated to another process.
     Moved,
     /// The guest runs where it was sent, or nowhere.
-    Unsettled,
+    Indeterminate,
     /// The daemon does not permit this client to do it; reported.
     NotAllowed,
     /// The state of the named object does not allow it; reported.
@@ -113,7 +113,7 @@ impl Code {
             Self::NotThere => 5,
             Self::TimedOut => 6,
             Self::Moved => 7,
-            Self::Unsettled => 8,
+            Self::Indeterminate => 8,
             Self::NotAllowed => 9,
             Self::Conflict => 10,
             Self::InvalidInput => 11,
@@ -143,7 +143,7 @@ mod tests {
             Code::NotThere,
             Code::TimedOut,
             Code::Moved,
-            Code::Unsettled,
+            Code::Indeterminate,
             Code::NotAllowed,
             Code::Conflict,
             Code::InvalidInput,

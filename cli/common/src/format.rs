@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_has_the_members_of_the_json_and_no_booleans_made_of_text() {
+    fn yaml_has_the_members_of_the_json_and_no_booleans_from_text() {
         let yaml = printed("-o yaml");
         for line in ["- name: a", "  pid: 7", "  pid: null"] {
             assert!(yaml.contains(line), "{line}: {yaml}");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::api::Turns;
+use super::api::KernelPermits;
 use super::consoles::Consoles;
 use super::events::Events;
 use super::machines::Machines;
@@ -16,7 +16,7 @@ pub(super) struct Node {
     /// The node's events.
     pub(super) events: Arc<Events>,
     /// Limits requests to the kernel about NICs, devices and ports.
-    pub(super) turns: Turns,
+    pub(super) kernel_permits: KernelPermits,
     /// Its VMs.
     pub(super) machines: Arc<Machines>,
     /// Clients of its VMs' consoles.
@@ -56,7 +56,7 @@ impl Node {
         let node = Self {
             paths,
             events: Arc::default(),
-            turns: Turns::default(),
+            kernel_permits: KernelPermits::default(),
             machines: machines.unwrap(),
             consoles: Consoles::default(),
         };

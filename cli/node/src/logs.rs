@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_read_once_across_rotations() {
+    fn appended_lines_are_read_once_across_rotations() {
         let log = Log::new("after");
         let (_, position) = log.tail(9);
         log.add("a\n");

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_told_from_processes_that_wait() {
+    fn nodes_are_distinguished_from_waiting_processes() {
         for (text, node) in [
             ("node:/run/b/node.socket", true),
             ("https://b:7443", true),

@@ -19,7 +19,7 @@ use vmm::http::server;
 use vmm::http::socket;
 
 use super::access::{self, Access, AccessFiles, TlsListener};
-use super::api::{self, Turns};
+use super::api::{self, KernelPermits};
 use super::consoles::Consoles;
 use super::context::Node;
 use super::error::{Error, HOST_FAILED};
@@ -108,24 +108,24 @@ async fn serve(options: &Options) -> Result<(), Error> {
     };
     let events = Arc::new(Events::default());
     // Before any work, so that no reader misses the events of its own request.
-    let settled: Arc<OnceLock<Arc<Machines>>> = Arc::default();
+    let reconciled: Arc<OnceLock<Arc<Machines>>> = Arc::default();
     let watcher = {
-        let settled = settled.clone();
+        let reconciled = reconciled.clone();
         let listener = move |notice: &Notice| {
-            if let Some(machines) = settled.get() {
-                machines.hears_devlink(notice);
+            if let Some(machines) = reconciled.get() {
+                machines.on_devlink_event(notice);
             }
         };
         Watcher::start(events.clone(), Box::new(listener)).map_err(Error::context(NOT_STARTED))?
     };
     let machines = machines(options, &events)?;
-    machines.settle().await;
+    machines.reconcile().await;
     // Before this, the NICs' devices are unknown.
-    let _ = settled.set(machines.clone());
+    let _ = reconciled.set(machines.clone());
     let node = Arc::new(Node {
         paths: options.paths.clone(),
         events,
-        turns: Turns::default(),
+        kernel_permits: KernelPermits::default(),
         machines: machines.clone(),
         consoles: Consoles::default(),
     });

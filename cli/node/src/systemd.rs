@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    fn told(listener: &UnixDatagram, notifier: &Notifier) -> Vec<String> {
+    fn systemd_messages(listener: &UnixDatagram, notifier: &Notifier) -> Vec<String> {
         notifier.ready();
         notifier.reloading();
         notifier.stopping();
@@ -146,21 +146,27 @@ mod tests {
         }
     }
 
-    fn check(told: &[String]) {
-        assert!(told[0].starts_with("READY=1\n"), "{told:?}");
-        let time = told[1]
+    fn check(systemd_messages: &[String]) {
+        assert!(
+            systemd_messages[0].starts_with("READY=1\n"),
+            "{systemd_messages:?}"
+        );
+        let time = systemd_messages[1]
             .strip_prefix("RELOADING=1\nMONOTONIC_USEC=")
             .unwrap();
         assert!(time.parse::<u64>().unwrap() > 0);
-        assert!(told[2].starts_with("STOPPING=1"), "{told:?}");
-        assert_eq!(told[3], "WATCHDOG=1");
+        assert!(
+            systemd_messages[2].starts_with("STOPPING=1"),
+            "{systemd_messages:?}"
+        );
+        assert_eq!(systemd_messages[3], "WATCHDOG=1");
     }
 
     #[test]
     fn systemd_is_notified_by_path() {
         let path = env::temp_dir().join(format!("bellhop-notify-{}", std::process::id()));
         let listener = UnixDatagram::bind(&path).unwrap();
-        check(&told(&listener, &of(path.to_str().unwrap())));
+        check(&systemd_messages(&listener, &of(path.to_str().unwrap())));
         std::fs::remove_file(path).unwrap();
     }
 
@@ -169,7 +175,7 @@ mod tests {
         let name = format!("bellhop-notify-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let listener = UnixDatagram::bind_addr(&address).unwrap();
-        check(&told(&listener, &of(&format!("@{name}"))));
+        check(&systemd_messages(&listener, &of(&format!("@{name}"))));
     }
 
     #[test]

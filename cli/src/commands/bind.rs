@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_function_loses_with_its_driver_is_named() {
+    fn the_losses_of_an_unbound_function_are_named() {
         let function = Function {
             address: "0000:01:00.0".parse().unwrap(),
             driver: Some("virtio-pci".to_owned()),

@@ -7,7 +7,7 @@ use bellhop_common::management::dev::{config_listing, listing, stats_listing};
 use serde_json::json;
 use vdpa_mgmt::{Connection, NewDevice};
 
-use super::words::{self, Words};
+use super::parse::{self, Words};
 use crate::confirm::Confirmation;
 
 /// Create, show, change and delete vDPA devices
@@ -183,7 +183,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         }
         Command::Vstats(VstatsCommand::Show { device, words }) => {
             let words = Words::parse(words, &["qidx"])?;
-            let queue_index = words.needed("qidx", words::number)?;
+            let queue_index = words.needed("qidx", parse::number)?;
             let stats = Connection::open()?.vendor_stats(device, queue_index)?;
             show(stats_listing(&stats))
         }
@@ -195,8 +195,8 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         }
         Command::Set { words } => {
             let words = Words::parse(words, &["name", "mac"])?;
-            let name: String = words.needed("name", words::text)?;
-            let mac = words.needed("mac", words::mac)?;
+            let name: String = words.needed("name", parse::text)?;
+            let mac = words.needed("mac", parse::mac)?;
             let connection = Connection::open()?;
             connection.set_mac(&name, mac)?;
             show_changed(&connection, &name)
@@ -222,12 +222,12 @@ fn new_device(words: &[String]) -> Result<NewDevice, Error> {
         "max_vqp",
     ];
     let words = Words::parse(words, &known)?;
-    let name: String = words.needed("name", words::text)?;
-    let mgmtdev = words.needed("mgmtdev", words::mgmtdev)?;
+    let name: String = words.needed("name", parse::text)?;
+    let mgmtdev = words.needed("mgmtdev", parse::mgmtdev)?;
     let device = NewDevice::new(&name, mgmtdev)?
-        .device_features(words.take("device_features", words::mask)?)
-        .mac(words.take("mac", words::mac)?)?
-        .mtu(words.take("mtu", words::number)?)?
-        .max_vqp(words.take("max_vqp", words::number)?)?;
+        .device_features(words.take("device_features", parse::mask)?)
+        .mac(words.take("mac", parse::mac)?)?
+        .mtu(words.take("mtu", parse::number)?)?
+        .max_vqp(words.take("max_vqp", parse::number)?)?;
     Ok(device)
 }

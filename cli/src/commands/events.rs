@@ -109,13 +109,13 @@ pub(crate) fn text(event: &Event) -> String {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up::MadeUp;
+    use bellhop_common::client::fake::FakeDaemon;
     use clap::{Args as _, FromArgMatches as _};
     use serde_json::json;
 
     use super::*;
 
-    fn shown(words: &[&str], made_up: &MadeUp) -> (String, Result<Code, Error>) {
+    fn shown(words: &[&str], fake: &FakeDaemon) -> (String, Result<Code, Error>) {
         let command = Arguments::augment_args(clap::Command::new("x"));
         let line = std::iter::once(&"x").chain(words);
         let command = Format::augment_args(command);
@@ -127,7 +127,7 @@ mod tests {
             all.push_str(&text);
             Ok(())
         };
-        let code = show(&arguments, &made_up.node(), format, &mut print);
+        let code = show(&arguments, &fake.node(), format, &mut print);
         (all, code)
     }
 
@@ -140,37 +140,34 @@ mod tests {
                          2026-11-21T21:45:01Z  /v1/vms/web  ended  a?b\n";
 
     #[test]
-    fn what_has_happened_is_printed_and_the_command_ends() {
-        let made_up = MadeUp::default().answer(200, &json!(format!("{FIRST}{SECOND}")));
-        let (text, code) = shown(&["--vm", "web"], &made_up);
+    fn past_events_are_printed_and_the_command_ends() {
+        let fake = FakeDaemon::default().answer(200, &json!(format!("{FIRST}{SECOND}")));
+        let (text, code) = shown(&["--vm", "web"], &fake);
         assert_eq!((text.as_str(), code.unwrap()), (LINES, Code::Success));
-        assert_eq!(
-            made_up.asked(),
-            ["GET /v1/events?vm=web&since=0&follow=false"]
-        );
-        let made_up = MadeUp::default().answer(200, &json!(FIRST));
-        let (text, _) = shown(&["-j", "--type", "created"], &made_up);
+        assert_eq!(fake.asked(), ["GET /v1/events?vm=web&since=0&follow=false"]);
+        let fake = FakeDaemon::default().answer(200, &json!(FIRST));
+        let (text, _) = shown(&["-j", "--type", "created"], &fake);
         let event: Value = serde_json::from_str(text.trim_end()).unwrap();
         assert_eq!(
             (&event["change"], &event["new"]),
             (&json!("created"), &json!(1))
         );
-        let (_, error) = shown(&["-f", "-o", "csv"], &MadeUp::default());
+        let (_, error) = shown(&["-f", "-o", "csv"], &FakeDaemon::default());
         assert_eq!(error.unwrap_err().code(), Code::WrongCommandLine);
     }
 
     #[test]
     fn followed_events_survive_a_break_of_the_connection() {
         let gone = json!({"code": "no_such_vm", "message": "no"});
-        let made_up = MadeUp::default()
+        let fake = FakeDaemon::default()
             .answer(200, &json!(FIRST))
             .answer(200, &json!(SECOND))
             .answer(404, &gone);
-        let (text, code) = shown(&["-f"], &made_up);
+        let (text, code) = shown(&["-f"], &fake);
         assert_eq!(text, LINES);
         assert_eq!(code.unwrap_err().code(), Code::NotThere);
         assert_eq!(
-            made_up.asked(),
+            fake.asked(),
             [
                 "GET /v1/events?since=0",
                 "GET /v1/events?since=1",

@@ -74,7 +74,7 @@ pub(crate) struct MachineArguments {
         long = "disk",
         value_name = "OPTIONS",
         requires = "described",
-        help = "A disk, raw: FILE or path=FILE[,id=NAME][,readonly=on][,rescue=on] (may be \
+        help = "A disk, raw: FILE or path=FILE[,id=NAME][,readonly=on][,stall_kick=on] (may be \
                 repeated)"
     )]
     #[serde(skip)]
@@ -258,7 +258,7 @@ mod tests {
             "--set=cmdline=quiet",
             "--set=restart=always",
         ];
-        let disk = |path: &str| json!({"path": path, "readonly": false, "rescue": false});
+        let disk = |path: &str| json!({"path": path, "readonly": false, "stall_kick": false});
         let mut replaced = disk("/c");
         replaced["id"] = "a".into();
         let wanted = json!({

@@ -13,6 +13,7 @@ mod migration_tls;
 pub(crate) mod nic;
 mod node;
 mod operation;
+mod parse;
 mod pki;
 pub(crate) mod port;
 mod probe;
@@ -28,7 +29,6 @@ mod topology;
 mod version;
 pub(crate) mod vf;
 mod vm;
-mod words;
 
 pub(crate) use run::{is_handed_over, refuse_hand_over};
 pub(crate) use serve::with_file;

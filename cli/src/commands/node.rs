@@ -220,13 +220,13 @@ fn say(name: &str, what: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bellhop_common::client::made_up::{self, MadeUp};
+    use bellhop_common::client::fake::{self, FakeDaemon};
 
     const REQUEST: &str =
         r#"{"state":"Stopped","grace_period_s":1,"then":"hard","until_reboot":true}"#;
 
     fn vm(name: &str, pid: Option<u32>, phase: &str) -> Value {
-        made_up::vm(&json!({"name": name, "status": {"pid": pid, "phase": phase}}))
+        fake::vm(&json!({"name": name, "status": {"pid": pid, "phase": phase}}))
     }
 
     #[test]
@@ -235,7 +235,7 @@ mod tests {
         let c = vm("c", None, "Starting");
         let d = vm("d", None, "Stopped");
         let off = |name| vm(name, None, "Stopped");
-        let made_up = MadeUp::default()
+        let fake = FakeDaemon::default()
             .answer(200, &json!({"items": [a, b, c, d]}))
             .answer(202, &a)
             .answer(202, &b)
@@ -243,10 +243,10 @@ mod tests {
             .answer(200, &json!({"items": [a, b, off("c"), d]}))
             .answer(200, &json!({"items": [off("a"), d]}));
         assert_eq!(
-            shut_down(&made_up.node(), 1, Format::default()).unwrap(),
+            shut_down(&fake.node(), 1, Format::default()).unwrap(),
             Code::Success
         );
-        let asked = made_up.asked();
+        let asked = fake.asked();
         assert_eq!(asked.len(), 6);
         for name in ["a", "b", "c"] {
             let request = format!("PUT /v1/vms/{name}/state?wait=false {REQUEST}");
@@ -258,12 +258,12 @@ mod tests {
     fn a_vm_that_cannot_be_stopped_does_not_keep_the_others() {
         let a = vm("a", Some(7), "Receiving");
         let refusal = json!({"code": "arriving", "message": "no", "causes": [], "request_id": "1"});
-        let made_up = MadeUp::default()
+        let fake = FakeDaemon::default()
             .answer(200, &json!({"items": [a]}))
             .answer(409, &refusal)
             .answer(200, &json!({"items": [a]}));
         assert_eq!(
-            shut_down(&made_up.node(), 1, Format::default()).unwrap(),
+            shut_down(&fake.node(), 1, Format::default()).unwrap(),
             Code::Failed
         );
     }

@@ -280,7 +280,7 @@ fn text(operation: &Operation) -> String {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up::MadeUp;
+    use bellhop_common::client::fake::FakeDaemon;
     use clap::Parser as _;
     use serde_json::json;
 
@@ -307,19 +307,19 @@ mod tests {
         command: Command,
     }
 
-    fn ran(words: &[&str], made_up: &MadeUp) -> Result<Code, Error> {
+    fn ran(words: &[&str], fake: &FakeDaemon) -> Result<Code, Error> {
         let line = Line::try_parse_from(std::iter::once(&"x").chain(words)).unwrap();
-        carry_out(&line.command, &made_up.node(), line.format)
+        carry_out(&line.command, &fake.node(), line.format)
     }
 
     #[test]
     fn operations_are_listed_by_filters_and_shown() {
         let one = operation("running", &json!({}));
-        let made_up = MadeUp::default().answer(200, &json!({ "items": [one] }));
+        let fake = FakeDaemon::default().answer(200, &json!({ "items": [one] }));
         let words = ["ls", "--vm", "web&x", "--phase", "running"];
-        assert_eq!(ran(&words, &made_up).unwrap(), Code::Success);
+        assert_eq!(ran(&words, &fake).unwrap(), Code::Success);
         let asked = "GET /v1/operations?target=web%26x&phase=running";
-        assert_eq!(made_up.asked(), [asked]);
+        assert_eq!(fake.asked(), [asked]);
         let one = read(&one).unwrap();
         let text = table(vec![row(&one)]).draw(true);
         let line = "17  migration  web  running  75 %      2026-11-21T21:45:00Z";
@@ -345,23 +345,23 @@ mod tests {
             ("failed", json!({ "error": error }), Some(Code::Conflict)),
             ("cancelled", json!({}), Some(Code::Failed)),
         ] {
-            let made_up = MadeUp::default()
+            let fake = FakeDaemon::default()
                 .answer(200, &operation("running", &json!({})))
                 .answer(200, &operation(phase, &more));
-            let ended = ran(&["wait", "17"], &made_up);
+            let ended = ran(&["wait", "17"], &fake);
             assert_eq!(ended.err().map(|error| error.code()), code, "{phase}");
-            assert_eq!(made_up.asked(), ["GET /v1/operations/17"; 2]);
+            assert_eq!(fake.asked(), ["GET /v1/operations/17"; 2]);
         }
-        let made_up = MadeUp::default().answer(200, &operation("running", &json!({})));
-        let late = ran(&["wait", "17", "--timeout", "0"], &made_up).unwrap_err();
+        let fake = FakeDaemon::default().answer(200, &operation("running", &json!({})));
+        let late = ran(&["wait", "17", "--timeout", "0"], &fake).unwrap_err();
         assert_eq!(late.code(), Code::TimedOut);
         assert!(late.to_string().contains("operation wait 17"), "{late}");
     }
 
     #[test]
     fn a_migration_is_cancelled() {
-        let made_up = MadeUp::default().answer(202, &operation("running", &json!({})));
-        assert_eq!(ran(&["cancel", "17"], &made_up).unwrap(), Code::Success);
-        assert_eq!(made_up.asked(), ["DELETE /v1/operations/17"]);
+        let fake = FakeDaemon::default().answer(202, &operation("running", &json!({})));
+        assert_eq!(ran(&["cancel", "17"], &fake).unwrap(), Code::Success);
+        assert_eq!(fake.asked(), ["DELETE /v1/operations/17"]);
     }
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, PortHandle};
 
 use self::find::{by_interface, find};
-use super::words::{self, Words};
+use super::parse::{self, Words};
 use crate::confirm::Confirmation;
 
 /// Show ports of NICs, and add, set up and delete subfunctions
@@ -161,7 +161,7 @@ fn new_subfunction(device: &str, words: &[String]) -> Result<(Handle, NewSubfunc
         "pcisf" => Ok(()),
         _ => {
             let known = "pcisf; ports of other flavours cannot be added";
-            Err(words::choice(word, value, known))
+            Err(parse::choice(word, value, known))
         }
     })?;
     let (handle, port_index) = match device.parse::<PortHandle>() {
@@ -169,9 +169,9 @@ fn new_subfunction(device: &str, words: &[String]) -> Result<(Handle, NewSubfunc
         Err(_) => (device.parse()?, None),
     };
     let subfunction = NewSubfunction {
-        pfnum: words.needed("pfnum", words::number)?,
-        sfnum: words.take("sfnum", words::number)?,
-        controller: words.take("controller", words::number)?,
+        pfnum: words.needed("pfnum", parse::number)?,
+        sfnum: words.take("sfnum", parse::number)?,
+        controller: words.take("controller", parse::number)?,
         port_index,
     };
     Ok((handle, subfunction))

@@ -84,8 +84,8 @@ pub(crate) struct Arguments {
         requires = "machine",
         help = "A vDPA device: /dev/vhost-vdpa-0 or path=/dev/vhost-vdpa-0[,id=NAME], or an \
                 inherited descriptor of one: fd=N,id=NAME; both with \
-                [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on]\
-                [,failover=/dev/vhost-vdpa-1] (may be repeated)"
+                [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,stall_kick=on]\
+                [,backup=/dev/vhost-vdpa-1] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
 
@@ -93,8 +93,9 @@ pub(crate) struct Arguments {
         long,
         value_name = "SECONDS|off",
         requires = "described",
-        help = "Seconds until the log and the API report a queue without progress; with rescue=on, \
-                the VMM then kicks it and interrupts its driver once. off: never check [default: 5]"
+        help = "Seconds until the log and the API report a queue without progress; with \
+                stall_kick=on, the VMM then kicks it and interrupts its driver once. off: never \
+                check [default: 5]"
     )]
     ring_watch: Option<RingWatch>,
 
@@ -168,12 +169,12 @@ const NO_TERMINAL: &str = "cannot use the terminal";
 
 /// The output of the serial console. It outlives a failed attempt to start.
 #[derive(Debug)]
-enum Screen {
+enum ConsoleTarget {
     Terminal,
     Socket(ConsoleSocket),
 }
 
-impl Screen {
+impl ConsoleTarget {
     fn console(&self) -> Result<Console, Error> {
         match self {
             Self::Terminal => terminal(),
@@ -281,25 +282,25 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
         Some(taken) => Some(taken.origin()?),
         None => arguments.into_origin()?,
     };
-    let screen = match console_socket {
-        Some(path) => Screen::Socket(ConsoleSocket::new(&path, console_log.as_deref())?),
-        None => Screen::Terminal,
+    let console_target = match console_socket {
+        Some(path) => ConsoleTarget::Socket(ConsoleSocket::new(&path, console_log.as_deref())?),
+        None => ConsoleTarget::Terminal,
     };
     let stop = StopHandle::new().map_err(Error::context(NO_SIGNALS))?;
     let signals = StopSignals::install(&stop).map_err(Error::context(NO_SIGNALS))?;
     let exit = match (socket, origin) {
         (None, None) => return Err(Error::failed("no kernel: give --kernel PATH")),
         (None, Some(origin)) => {
-            let machine = Machine::bring_up(&origin, screen.console()?, &stop)?;
-            goes_on_here(taken);
+            let machine = Machine::bring_up(&origin, console_target.console()?, &stop)?;
+            resumes_here(taken);
             run(machine)?
         }
         (Some(socket), origin) => {
             let given = origin.is_some();
             let (server, starts) = Server::start(&socket, origin, &stop)?;
-            let ended = match wait_for_start(&starts, given, &screen, &stop) {
+            let ended = match wait_for_start(&starts, given, &console_target, &stop) {
                 Ok(Some(machine)) => {
-                    goes_on_here(taken);
+                    resumes_here(taken);
                     run(machine)
                 }
                 Ok(None) => Ok(Exit::Stopped),
@@ -316,12 +317,12 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
     Ok(match exit {
         Exit::PoweredOff => Code::Success,
         Exit::Moved => Code::Moved,
-        Exit::Unsettled => {
+        Exit::Indeterminate => {
             eprintln!(
                 "error: the guest runs at the destination or nowhere: check there before you start \
                  it again"
             );
-            Code::Unsettled
+            Code::Indeterminate
         }
         Exit::Stopped => signals.received().map_or(Code::Success, Code::Signal),
         // The next program would run in this process.
@@ -334,9 +335,9 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
 }
 
 /// From now on the VM cannot be handed back.
-fn goes_on_here(taken: &mut Option<Taken>) {
+fn resumes_here(taken: &mut Option<Taken>) {
     if let Some(taken) = taken.take() {
-        taken.goes_on();
+        taken.resume();
     }
 }
 
@@ -346,12 +347,12 @@ fn goes_on_here(taken: &mut Option<Taken>) {
 fn wait_for_start(
     starts: &Starts,
     given: bool,
-    screen: &Screen,
+    console_target: &ConsoleTarget,
     stop: &StopHandle,
 ) -> Result<Option<Machine>, Error> {
     let waiting = "cannot wait for the API to start the VM";
     while let Some(request) = starts.wait(stop).map_err(Error::context(waiting))? {
-        match Machine::bring_up(request.origin(), screen.console()?, stop) {
+        match Machine::bring_up(request.origin(), console_target.console()?, stop) {
             Ok(machine) => {
                 request.started(machine.config().clone(), &machine.handle());
                 return Ok(Some(machine));
@@ -396,7 +397,7 @@ fn run(mut machine: Machine) -> Result<Exit, Error> {
             program = %program.display(), %error,
             "cannot execute the other program; this one continues with the VM"
         );
-        machine.take_back(&error.to_string());
+        machine.roll_back(&error.to_string());
     }
 }
 
@@ -418,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_machine_may_say_what_it_boots_from_and_nothing_else_of_it() {
+    fn a_receiving_process_may_set_only_boot_files() {
         let here = "--receive unix:/run/move --api-socket api";
         let run = parse(&format!(
             "{here} --kernel k --initramfs i --vdpa id=n,path=/dev/v"

@@ -119,7 +119,7 @@ fn table(snapshots: &[Snapshot]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up::MadeUp;
+    use bellhop_common::client::fake::FakeDaemon;
     use clap::Parser as _;
 
     use super::*;
@@ -133,9 +133,9 @@ mod tests {
         command: Command,
     }
 
-    fn ran(words: &[&str], made_up: &MadeUp) -> Result<Code, Error> {
+    fn ran(words: &[&str], fake: &FakeDaemon) -> Result<Code, Error> {
         let line = Line::try_parse_from(std::iter::once(&"x").chain(words)).unwrap();
-        carry_out(&line.command, &made_up.node(), line.format)
+        carry_out(&line.command, &fake.node(), line.format)
     }
 
     #[test]
@@ -144,9 +144,9 @@ mod tests {
             "bytes": 3 << 20, "format": 3, "path": "/s/a", "of a later version": 1 });
         let damaged = json!({ "name": "b", "vm": null, "created_ms": null, "bytes": 0,
             "format": null, "path": "/s/b" });
-        let made_up = MadeUp::default().answer(200, &json!({ "items": [one, damaged] }));
-        assert_eq!(ran(&["ls"], &made_up).unwrap(), Code::Success);
-        assert_eq!(made_up.asked(), ["GET /v1/snapshots"]);
+        let fake = FakeDaemon::default().answer(200, &json!({ "items": [one, damaged] }));
+        assert_eq!(ran(&["ls"], &fake).unwrap(), Code::Success);
+        assert_eq!(fake.asked(), ["GET /v1/snapshots"]);
         let read = |value| serde_json::from_value(value).unwrap();
         let text = table(&[read(one), read(damaged)]).draw(true);
         let lines: Vec<&str> = text.lines().collect();
@@ -160,11 +160,11 @@ mod tests {
         );
 
         let refusal = json!({ "code": "no_such_snapshot", "message": "no" });
-        let made_up = MadeUp::default()
+        let fake = FakeDaemon::default()
             .answer(404, &refusal)
             .answer(204, &serde_json::Value::Null);
-        assert_eq!(ran(&["rm", "a", "b"], &made_up).unwrap(), Code::NotThere);
+        assert_eq!(ran(&["rm", "a", "b"], &fake).unwrap(), Code::NotThere);
         let asked = ["DELETE /v1/snapshots/a", "DELETE /v1/snapshots/b"];
-        assert_eq!(made_up.asked(), asked);
+        assert_eq!(fake.asked(), asked);
     }
 }

@@ -194,6 +194,11 @@ mod tests {
             "expired": false})
         );
         assert_eq!(run("token revoke a").unwrap_err().code(), Code::NotThere);
+        let missing = directory.join("tokesn");
+        Tokens::revoke(&missing, "ops").unwrap_err();
+        let names = std::fs::read_dir(&directory).unwrap();
+        let mut names = names.map(|entry| entry.unwrap().file_name());
+        assert!(names.all(|name| !name.to_string_lossy().contains("tokesn")));
         run("token revoke grafana").unwrap();
         let error = run("token revoke ops").unwrap_err().to_string();
         assert!(error.contains("the only token"), "{error}");

@@ -76,7 +76,7 @@ fn text(versions: &Versions, absent: Option<&Error>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up::MadeUp;
+    use bellhop_common::client::fake::FakeDaemon;
     use serde_json::json;
 
     use super::*;
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn client_and_daemon_have_versions() {
         let answer = json!({"version": "9.8", "api": 7, "pid": 42, "socket": "/run/s", "new": 1});
-        let (versions, absent) = ask(&MadeUp::default().answer(200, &answer).node()).unwrap();
+        let (versions, absent) = ask(&FakeDaemon::default().answer(200, &answer).node()).unwrap();
         let daemon = "daemon: bellhop 9.8, API level 7, process 42, socket /run/s\n";
         assert!(text(&versions, absent.as_ref()).ends_with(daemon));
         let json = serde_json::to_value(&versions).unwrap();
@@ -103,6 +103,6 @@ mod tests {
         );
         assert!(versions.daemon.is_none());
         let refusal = json!({"code": "role", "message": "no"});
-        ask(&MadeUp::default().answer(403, &refusal).node()).unwrap_err();
+        ask(&FakeDaemon::default().answer(403, &refusal).node()).unwrap_err();
     }
 }

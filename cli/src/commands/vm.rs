@@ -97,7 +97,7 @@ enum Command {
     /// after a reboot of the host.
     #[command(after_long_help = "\
 A running VM stays as it is; a paused one resumes. A VM that may run elsewhere after a migration
-does not start: first run `bellhop vm migration settle NAME here|there`.
+does not start: first run `bellhop vm migration resolve NAME here|there`.
 
 Examples:
   bellhop vm start web db

@@ -220,7 +220,7 @@ impl Daemon {
             while !served.is_finished() {
                 if shown.waits() {
                     shown.next();
-                    shown.go_on();
+                    shown.resume();
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -312,7 +312,7 @@ impl Shown {
     }
 
     /// Lets the step continue.
-    pub(crate) fn go_on(&mut self) {
+    pub(crate) fn resume(&mut self) {
         // The daemon may have ended.
         let _ = self.0.get_mut().write_all(b"\n");
     }

@@ -287,7 +287,7 @@ class Operations(Transport):
         """Read the state of the last migration."""
         return self._call("GET", ["v1", "vms", name, "migration"])
 
-    def resolve_vm_migration(self, name: str, body: SettleRequest) -> None:
+    def resolve_vm_migration(self, name: str, body: ResolveRequest) -> None:
         """Resolve an indeterminate migration."""
         return self._call("PATCH", ["v1", "vms", name, "migration"], body=body)
 

@@ -28,7 +28,7 @@ EndReason = Literal[
     "PoweredOff",
     "Stopped",
     "Moved",
-    "Unsettled",
+    "Indeterminate",
     "Crashed",
     "Killed",
     "HostRebooted",
@@ -74,7 +74,7 @@ ErrorCode = Literal[
     "interrupted",
     "invalid_body",
     "malformed_body",
-    "may_be_elsewhere",
+    "migration_unknown",
     "method_not_allowed",
     "migrating",
     "name_taken",
@@ -114,7 +114,7 @@ ErrorCode = Literal[
     "refused_there",
     "role_too_low",
     "saving",
-    "settled",
+    "resolved",
     "started_again",
     "starting",
     "still_runs",
@@ -146,8 +146,8 @@ EventChange = Literal[
     "stopping",
     "ended",
     "deleted",
-    "may_be_elsewhere",
-    "settled",
+    "migration_unknown",
+    "migration_resolved",
     "awaited",
     "arrived",
     "not_arrived",
@@ -189,7 +189,7 @@ MigrationPhase = Literal[
     "Done",
     "Moved",
     "Stayed",
-    "Unsettled",
+    "Indeterminate",
 ]
 
 NicKind = Literal["auto", "vf", "sf"]
@@ -218,7 +218,7 @@ VmPhase = Literal[
     "Paused",
     "Stopping",
     "Stopped",
-    "MayBeElsewhere",
+    "MigrationUnknown",
     "Deleting",
     "Unknown",
 ]
@@ -295,7 +295,7 @@ class DiskConfig(TypedDict):
     id: NotRequired[str | None]
     path: str
     readonly: NotRequired[bool]
-    rescue: NotRequired[bool]
+    stall_kick: NotRequired[bool]
 
 
 class DiskSummary(TypedDict):
@@ -305,7 +305,7 @@ class DiskSummary(TypedDict):
     id: str
     path: str
     readonly: bool
-    rescue: bool
+    stall_kick: bool
     state: PlugPhase
 
 
@@ -553,14 +553,6 @@ class ManagementDevice(TypedDict):
     vdpa_devices: list[TopologyDevice]
 
 
-class MayBeElsewhere(TypedDict):
-    """Why the location of a virtual machine is unknown."""
-
-    destination: str
-    reason: str
-    remedy: str
-
-
 class MgmtdevInfo(TypedDict):
     """A management device: a function of a NIC, or a simulator, on which vDPA devices are
     created."""
@@ -597,7 +589,7 @@ class MigrationStatus(TypedDict):
     forecast_rounds: int | None
     in_flight: InFlight | None
     left_bytes: int
-    mediation_ms: float | None
+    log_start_ms: float | None
     pages: int
     peer: str
     phase: MigrationPhase
@@ -608,10 +600,28 @@ class MigrationStatus(TypedDict):
     zero_pages: int
 
 
+class MigrationUnknown(TypedDict):
+    """Why the location of a virtual machine is unknown."""
+
+    destination: str
+    reason: str
+    remedy: str
+
+
 class NestedDevlinkInfo(TypedDict):
     """A devlink instance of a function."""
 
     netnsid: NotRequired[int | str]
+
+
+NicBackup = TypedDict(
+    "NicBackup",
+    {
+        "device": "NotRequired[str | None]",
+        "from": "NotRequired[str | None]",
+        "path": "NotRequired[str | None]",
+    },
+)
 
 
 class NicMove(TypedDict):
@@ -624,10 +634,10 @@ class NicMove(TypedDict):
 NicSpec = TypedDict(
     "NicSpec",
     {
+        "backup": "NotRequired[NicBackup | None]",
         "bridge": "NotRequired[str | None]",
         "device": "NotRequired[str | None]",
         "doorbell": "NotRequired[Literal[\"auto\", \"on\", \"off\"]]",
-        "failover": "NotRequired[NicStandBy | None]",
         "from": "NotRequired[str | None]",
         "id": "str",
         "kind": "NotRequired[NicKind]",
@@ -637,19 +647,9 @@ NicSpec = TypedDict(
         "mtu": "NotRequired[int | None]",
         "path": "NotRequired[str | None]",
         "queue_pairs": "NotRequired[int | None]",
-        "rescue": "NotRequired[bool]",
+        "stall_kick": "NotRequired[bool]",
         "virtual_functions": "NotRequired[int | None]",
         "vlan": "NotRequired[int | None]",
-    },
-)
-
-
-NicStandBy = TypedDict(
-    "NicStandBy",
-    {
-        "device": "NotRequired[str | None]",
-        "from": "NotRequired[str | None]",
-        "path": "NotRequired[str | None]",
     },
 )
 
@@ -795,6 +795,12 @@ class Representor(TypedDict):
     state: NotRequired[str | None]
 
 
+class ResolveRequest(TypedDict):
+    """The resolution of an indeterminate migration."""
+
+    resolve: Place
+
+
 SendToNode = TypedDict(
     "SendToNode",
     {
@@ -808,12 +814,6 @@ SendToNode = TypedDict(
         "verify_memory": "NotRequired[bool]",
     },
 )
-
-
-class SettleRequest(TypedDict):
-    """The resolution of an indeterminate migration."""
-
-    settle: Place
 
 
 class Snapshot(TypedDict):
@@ -916,14 +916,14 @@ class UpgradeRequest(TypedDict):
 class VdpaConfig(TypedDict):
     """The serialized form: a vDPA device for the guest, by `path` or by `fd`."""
 
+    backup: NotRequired[str | None]
     doorbell: NotRequired[Literal["auto", "on", "off"]]
-    failover: NotRequired[str | None]
     fd: NotRequired[int | None]
     id: NotRequired[str | None]
     mac: NotRequired[str | None]
     num_queues: NotRequired[int | None]
     path: NotRequired[str | None]
-    rescue: NotRequired[bool]
+    stall_kick: NotRequired[bool]
 
 
 class VdpaDeviceChange(TypedDict):
@@ -1058,7 +1058,7 @@ class VmConfig(TypedDict):
 class VmNicDevice(TypedDict):
     """The devices of a virtual machine's NIC."""
 
-    backup: str | None
+    backup_device: str | None
     character_device: str | None
     failed_over: bool
     id: str
@@ -1074,7 +1074,7 @@ class VmObserved(TypedDict):
     console: ConsolePaths
     last_end: End | None
     log: str
-    may_be_elsewhere: MayBeElsewhere | None
+    migration_unknown: MigrationUnknown | None
     nic_devices: list[VmNicDevice]
     pending: list[str]
     phase: VmPhase
@@ -1188,7 +1188,7 @@ class WatchInfo(TypedDict):
     in_flight: int | None
     posted: int
     posted_per_s: int
-    rescues: int
+    stall_kicks: int
     state: WatchPhase
     stuck_for_s: int
 
@@ -1210,15 +1210,15 @@ class MigrationTrial(Forecast):
 class NicInfo(NicSummary):
     """A NIC in detail."""
 
+    backup: str | None
     device: DeviceInfo | None
     doorbell: Literal["auto", "on", "off"]
-    failover: str | None
     last_failover: FailoverInfo | None
     mac: str | None
     num_queues: int | None
     numa_node: int | None
     numa_warning: str | None
-    rescue: bool
+    stall_kick: bool
 
 
 class PhysicalFunction(PciFunction):

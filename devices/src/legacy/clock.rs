@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_the_time_in_every_format() {
+    fn reads_the_time_in_every_format() {
         let (clock, nanos) = clock();
         assert_eq!(
             date(&clock),

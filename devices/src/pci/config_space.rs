@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn restores_only_what_the_guest_could_have_written() {
+    fn restores_only_possible_guest_writes() {
         let mut written = space();
         written.write(0x04, &[2]);
         written.write(0x14, &[7]);

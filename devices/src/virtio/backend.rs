@@ -129,8 +129,8 @@ pub struct SavedState {
 /// The device that a backend replaces behind the same virtio transport, while the guest's driver
 /// keeps running.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Predecessor {
-    /// The result of [`Hardware::identity`] of the predecessor.
+pub struct ReplacedDevice {
+    /// The result of [`Hardware::identity`] of that device.
     pub identity: SavedState,
     /// The features on which the guest's driver relies: those it negotiated, or all offered
     /// features while it negotiates. 0: there is no driver.
@@ -255,9 +255,9 @@ pub trait Hardware {
     fn has_failed(&self) -> bool;
 
     /// With `on`, every page that the device writes is marked in the bitmap of guest memory, except
-    /// those of [`Hardware::always_dirty`]. This holds from the return of this call until a call
-    /// with `false` or [`Backend::save`]; earlier writes are not marked. Resets and starts by the
-    /// driver do not end it. The guest keeps its device meanwhile. [`Hardware::doorbell`] is
+    /// those of [`Hardware::untracked_writes`]. This holds from the return of this call until a
+    /// call with `false` or [`Backend::save`]; earlier writes are not marked. Resets and starts by
+    /// the driver do not end it. The guest keeps its device meanwhile. [`Hardware::doorbell`] is
     /// released before and must be asked again afterwards. `false` without logging has no effect.
     ///
     /// # Errors
@@ -272,30 +272,30 @@ pub trait Hardware {
     /// While writes are logged: the guest-physical address and length in bytes of areas that the
     /// device may write at any moment without a mark. They must be copied once more after it has
     /// stopped. Asked again after each change by the driver, and before [`Backend::save`].
-    fn always_dirty(&self) -> Vec<(u64, u64)>;
+    fn untracked_writes(&self) -> Vec<(u64, u64)>;
 
     /// Returns the properties of this device that the guest has seen and takes as constant,
-    /// whatever its driver negotiated. Input for [`Hardware::succeed`] of the device that replaces
+    /// whatever its driver negotiated. Input for [`Hardware::adopt`] of the device that replaces
     /// it.
     ///
     /// # Errors
     /// Devices of this kind cannot be replaced.
     fn identity(&mut self) -> Result<SavedState, Error>;
 
-    /// Makes this device, which is still unused, look like its predecessor, or gives the reason why
-    /// it cannot. The predecessor keeps running meanwhile.
+    /// Makes this device, which is still unused, look like the device that it replaces, or gives
+    /// the reason why it cannot. That device keeps running meanwhile.
     ///
     /// # Errors
     /// The property that the guest would lose.
-    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), Error>;
+    fn adopt(&mut self, replaced: &ReplacedDevice) -> Result<(), Error>;
 
-    /// Checks that a driver that now relies on `features` (as [`Predecessor::features`]) can
-    /// continue with this device. It may have relied on less when this device [took its
-    /// predecessor's place](Hardware::succeed). A device without a predecessor does not object.
+    /// Checks that a driver that now relies on `features` (as [`ReplacedDevice::features`]) can
+    /// continue with this device. It may have relied on less when this device [adopted
+    /// the guest](Hardware::adopt). A device that replaces none does not object.
     ///
     /// # Errors
-    /// As [`Hardware::succeed`]: the property that the guest would lose.
-    fn check_succession(&self, features: u64) -> Result<(), Error>;
+    /// As [`Hardware::adopt`]: the property that the guest would lose.
+    fn check_adopted(&self, features: u64) -> Result<(), Error>;
 
     /// As [`Backend::save`], but for a device that replaces this one: the state leaves no chain
     /// with this device. A device that cannot be suspended may be reset for it. A device that [has
@@ -312,7 +312,7 @@ pub trait Hardware {
     ///
     /// # Errors
     /// As [`Backend::restore`], or the progress of the failed device is unknown.
-    fn take_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error>;
+    fn roll_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error>;
 }
 
 /// The guest memory that backends share.

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_what_it_did_not_write() {
+    fn refuses_states_of_other_backends() {
         let good = encode("thing", 3, &(7u16, 300u32)).unwrap();
         assert_eq!(decode::<(u16, u32)>(&good, "thing", 3).unwrap(), (7, 300));
 

@@ -10,11 +10,13 @@ use std::path::Path;
 /// A test area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Area {
-    /// A microVM with a vDPA NIC: the machine, the lab itself.
-    Skeleton,
+    /// A microVM: the machine, the lab itself.
+    Boot,
+    /// vDPA devices of the simulator, behind a guest and by hand.
+    Vdpa,
     /// SR-IOV, doorbells, IOMMU, VFIO.
     Hardware,
-    /// Shadow rings, ring switching, mediation.
+    /// Shadow rings, ring switching, used-ring shadowing.
     Rings,
     /// vDPA and devlink management.
     Mgmt,
@@ -26,8 +28,9 @@ pub enum Area {
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 6] = [
-        Self::Skeleton,
+    pub const ALL: [Self; 7] = [
+        Self::Boot,
+        Self::Vdpa,
         Self::Hardware,
         Self::Rings,
         Self::Mgmt,
@@ -38,7 +41,8 @@ impl Area {
     /// The area's name on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Skeleton => "skeleton",
+            Self::Boot => "boot",
+            Self::Vdpa => "vdpa",
             Self::Hardware => "hardware",
             Self::Rings => "rings",
             Self::Mgmt => "mgmt",

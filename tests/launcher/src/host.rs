@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Several lab hosts may run at once, in one process or in several. Each host has its own console
-//! log, its own sockets (unnamed pairs) and its own cable (an unnamed namespace). They share the
+//! log, its own sockets (unnamed pairs) and its own links (in an unnamed namespace). They share the
 //! root, the cache and the repository, which are read-only or the developer's own. Only this
 //! machine's memory is divided ([`LabHost::boot_beside`]).
 //!
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn every_console_has_a_log_of_its_own() {
+    fn every_console_has_its_own_log() {
         assert_ne!(console_name(), console_name());
     }
 }

@@ -11,7 +11,6 @@
 pub mod accelerator;
 pub mod agent;
 pub mod areas;
-pub mod cable;
 pub mod cache;
 pub mod cpio;
 mod emulator;
@@ -21,8 +20,8 @@ pub mod figures;
 pub mod files;
 pub mod here;
 pub mod host;
-pub mod journey;
 pub mod libtest;
+pub mod link_backend;
 pub mod module_tree;
 pub mod notice;
 pub mod process;
@@ -31,6 +30,7 @@ pub mod qmp;
 pub mod rig;
 pub mod schedstat;
 pub mod setup;
+pub mod soak_run;
 pub mod verbs;
 
 pub use error::{Error, Result};

@@ -4,8 +4,8 @@
 //! new rig is a new variant here and nothing elsewhere.
 
 use crate::agent::protocol::Module;
-use crate::cable::Cable;
 use crate::error::Result;
+use crate::link_backend::LinkBackend;
 use crate::setup::root::Root;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -102,7 +102,7 @@ impl Rig {
     /// Creates what QEMU needs for the rig's devices.
     ///
     /// # Errors
-    /// Those of [`Cable::lay`].
+    /// Those of [`LinkBackend::lay`].
     pub fn equip(self, root: &Root) -> Result<Equipment> {
         match self {
             Self::Sim => Ok(Equipment {
@@ -110,7 +110,7 @@ impl Rig {
                 ..Equipment::default()
             }),
             Self::Labnic => Ok(Equipment::default()),
-            Self::Sriov => sriov(Cable::lay(root, VIRTUAL_FUNCTIONS, QUEUE_PAIRS)?),
+            Self::Sriov => sriov(LinkBackend::lay(root, VIRTUAL_FUNCTIONS, QUEUE_PAIRS)?),
         }
     }
 
@@ -186,7 +186,7 @@ fn plain_nic(function: u8, options: &str) -> Vec<String> {
 
 /// One NIC with virtual functions. The physical function comes last on the command line: QEMU
 /// requires the virtual functions before it.
-fn sriov(cable: Cable) -> Result<Equipment> {
+fn sriov(link_backend: LinkBackend) -> Result<Equipment> {
     let mut arguments: Vec<String> = [
         "-device",
         "intel-iommu,intremap=on,device-iotlb=on,caching-mode=on",
@@ -203,7 +203,7 @@ fn sriov(cable: Cable) -> Result<Equipment> {
         };
         arguments.extend([
             "-netdev".to_owned(),
-            cable.netdev(index, link)?,
+            link_backend.netdev(index, link)?,
             "-device".to_owned(),
             format!(
                 "virtio-net-pci,bus=nic-port,addr=0x0.{:#x},sriov-pf=pf,netdev={link},mac={},\
@@ -231,7 +231,7 @@ fn sriov(cable: Cable) -> Result<Equipment> {
     );
     Ok(Equipment {
         arguments,
-        descriptors: cable.into_descriptors(),
+        descriptors: link_backend.into_descriptors(),
     })
 }
 
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(Rig::of_test("mgmt_sriov_dev"), Rig::Sriov);
         assert_eq!(Rig::of_test("mgmt_dev"), Rig::Sim);
         assert_eq!(Rig::of_test("migration_sriov_snapshot"), Rig::Sriov);
-        assert_eq!(Rig::of_test("skeleton_lab"), Rig::Sim);
+        assert_eq!(Rig::of_test("boot_lab"), Rig::Sim);
         assert_eq!(Rig::of_test("api_vm"), Rig::Sim);
         assert_eq!(Rig::of_test("api_labnic_ring_watch"), Rig::Labnic);
         assert_eq!(Rig::of_test("migration_labnic_swap"), Rig::Labnic);
@@ -303,7 +303,7 @@ mod tests {
             .take(VIRTUAL_FUNCTIONS)
             .map(|socket| socket.unwrap().into())
             .collect();
-        let equipment = sriov(Cable::Pairs(sockets)).unwrap();
+        let equipment = sriov(LinkBackend::Pairs(sockets)).unwrap();
         assert_eq!(equipment.descriptors.len(), VIRTUAL_FUNCTIONS);
         for (index, link) in Rig::Sriov.links().iter().enumerate() {
             let words = [

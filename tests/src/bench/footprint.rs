@@ -17,10 +17,10 @@ use crate::api::Client;
 use crate::error::{Error, Result};
 use crate::figures::{median, milliseconds, ratio, rounded};
 use crate::guest::{BellhopArguments, Guest};
-use crate::place::Place;
 use crate::process::die_with_parent;
 use crate::schedstat;
 use crate::sim::{self, SimDevice};
+use crate::temp_path::TempPath;
 use crate::vmm_process::{self, Resident};
 use launcher::verbs::bench::FootprintArguments;
 use serde::Serialize;
@@ -162,7 +162,7 @@ impl Report {
 /// The resident memory of Bellhop with a guest, after 10 requests.
 fn bellhop_guest() -> Result<Resident> {
     let device = SimDevice::net("footprint", MAC, 1500)?;
-    let socket = Place::new("footprint-bellhop");
+    let socket = TempPath::new("footprint-bellhop");
     let arguments = BellhopArguments::small()?
         .vdpa(device.path())
         .argument("--api-socket", socket.text());
@@ -193,7 +193,7 @@ fn qemu_guest(program: &Path) -> Result<Resident> {
 
 /// Processor time of Bellhop until its socket accepts connections, and until it has answered.
 fn bellhop_start() -> Result<(Duration, Duration)> {
-    let socket = Place::new("footprint-start");
+    let socket = TempPath::new("footprint-start");
     let program = std::env::var_os("BELLHOP")
         .ok_or_else(|| Error::missing("BELLHOP is not set", "run it with `cargo lab bench`"))?;
     let mut command = Command::new(program);
@@ -207,7 +207,7 @@ fn bellhop_start() -> Result<(Duration, Duration)> {
 
 /// Processor time of QEMU until its monitor greets.
 fn qemu_start(program: &Path) -> Result<Duration> {
-    let socket = Place::new("footprint-monitor");
+    let socket = TempPath::new("footprint-monitor");
     let process = Process::start(peer::waiting(program, socket.path()))?;
     let mut monitor = process.connect(socket.path())?;
     monitor

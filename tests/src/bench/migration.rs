@@ -272,7 +272,7 @@ fn round(who: &str, vmm: &mut dyn Vmm, host: Host, rate: u32) -> Result<Round> {
         clock_error: clock.asked_for.max(later.asked_for) / 2e3,
         lost: totals.lost,
         rate: totals.rate,
-        switch: moved.said["mediation_ms"].as_f64(),
+        switch: moved.said["log_start_ms"].as_f64(),
     };
     round.show(who, &moved);
     Ok(round)
@@ -401,7 +401,7 @@ impl Report {
         both(
             "longest gap while memory goes over",
             |round| round.precopy,
-            "the way into mediation (QEMU: shadow virtqueues) among it",
+            "the start of the dirty log (QEMU: shadow virtqueues) among it",
         );
         both(
             "gap of steady traffic, p99",
@@ -416,7 +416,7 @@ impl Report {
         );
         both("frames lost in a move (no time)", |round| round.lost, "");
         own(
-            "change into mediation",
+            "start of the dirty log",
             self.switch_ms,
             "until all writes are logged, KVM's log among it; by the VMM's own account",
         );

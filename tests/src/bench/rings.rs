@@ -1,13 +1,13 @@
 //! `cargo lab bench rings`: measures the cost of relays, beside QEMU's shadow virtqueues.
 //!
-//! * Frames/s direct, mediated and shadowed, and the time of a change: two lab NICs on one switch,
-//!   with `vdpa::netdev` as the guest.
+//! * Frames/s direct, used-shadow and full-shadow, and the time of a change: two lab NICs on one
+//!   switch, with `vdpa::netdev` as the guest.
 //! * Shadow rings beside QEMU's, frames/s and processor time of a frame: two `vdpasim_net`. One
 //!   guest is `vdpa::netdev`, the other the lab's guest in QEMU.
 //!
 //! `cargo bench -p vdpa --bench relay` measures the cost of a pass by itself, without a kernel.
 
-mod neighbours;
+mod pair;
 mod qemu;
 mod simulator;
 mod station;
@@ -18,7 +18,7 @@ use super::print_json;
 use launcher::verbs::bench::RingsArguments;
 use serde::Serialize;
 
-use self::neighbours::Rate;
+use self::pair::Rate;
 use self::simulator::Compared;
 use crate::error::{Error, Result};
 use crate::figures::{median, percentile, rounded};
@@ -32,8 +32,8 @@ const LAPS: u32 = 34;
 
 pub(super) fn measure(arguments: &RingsArguments) -> Result<()> {
     sim::require_lab()?;
-    let rates = neighbours::rates(arguments.rounds)?;
-    let [small, large] = neighbours::changes([SMALL_MIB, LARGE_MIB], LAPS)?;
+    let rates = pair::rates(arguments.rounds)?;
+    let [small, large] = pair::changes([SMALL_MIB, LARGE_MIB], LAPS)?;
     let measured = Measured {
         rates,
         small,
@@ -48,7 +48,7 @@ pub(super) fn measure(arguments: &RingsArguments) -> Result<()> {
 #[derive(Debug, Serialize)]
 struct Report {
     direct_fps: f64,
-    mediated_fps: f64,
+    used_shadow_fps: f64,
     shadow_fps: f64,
     qemu_svq_fps: f64,
     switch_ms: f64,
@@ -67,10 +67,10 @@ struct Measured {
 
 impl Measured {
     fn report(&self) -> Report {
-        let [direct, mediated, shadow] = self.rates.map(|rate| rate.frames_per_second);
+        let [direct, used_shadow, shadow] = self.rates.map(|rate| rate.frames_per_second);
         Report {
             direct_fps: rounded(direct, 0),
-            mediated_fps: rounded(mediated, 0),
+            used_shadow_fps: rounded(used_shadow, 0),
             shadow_fps: rounded(shadow, 0),
             qemu_svq_fps: rounded(self.compared.qemu_frames_per_second, 0),
             switch_ms: rounded(median(&self.small), 3),
@@ -84,7 +84,7 @@ impl Measured {
         let row =
             |what: &str, value: String, from: &str| eprintln!("  {what:<31} {value:>10}  {from}");
         let compared = &self.compared;
-        let [direct, mediated, shadow] = self.rates;
+        let [direct, used_shadow, shadow] = self.rates;
         eprintln!();
         eprintln!(
             "  Medians of {rounds} interleaved rounds; 64-byte frames, 128 under way at each end"
@@ -96,7 +96,7 @@ impl Measured {
         );
         for (what, rate) in [
             ("direct", direct),
-            ("mediated (receive)", mediated),
+            ("used-shadow (receive)", used_shadow),
             ("shadow (both queues)", shadow),
         ] {
             let note = format!(

@@ -143,7 +143,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     Ok(match machine.run()? {
         Exit::PoweredOff | Exit::Stopped | Exit::HandedOver | Exit::Moved => ExitCode::SUCCESS,
         // It never migrates a machine.
-        Exit::Unsettled => ExitCode::FAILURE,
+        Exit::Indeterminate => ExitCode::FAILURE,
         Exit::Crashed(report) => {
             eprintln!("error: the guest crashed: {report}");
             ExitCode::from(CRASHED)

@@ -1,11 +1,11 @@
 //! All requests that follow from a description: valid ones, ones with a single fault, and ones that
 //! are not described.
 
+use super::conforming::{Extent, Maker};
 use super::exchange::Request;
 use super::faults::{changes, texts_instead};
 use super::known::Known;
 use super::random::Random;
-use super::right::{Extent, Maker};
 use super::{Description, Operation};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   description ──> schema.rs   does a value conform?  ─┐
-//!        │          right.rs    values that do          ├─> cases.rs ──> exchange.rs ──> judge.rs
+//!        │          conforming.rs values that do        ├─> cases.rs ──> exchange.rs ──> judge.rs
 //!        │          faults.rs   values with one fault  ─┘   requests     any bytes           │
 //!        └───────────────────────────────────────────────────────────────────────────────────┘
 //! ```
@@ -14,13 +14,13 @@
 //! code with a server.
 
 pub mod cases;
+pub mod conforming;
 pub mod exchange;
 pub mod faults;
 pub mod judge;
 pub mod known;
 pub mod pattern;
 pub mod random;
-pub mod right;
 pub mod schema;
 
 use crate::error::{Error, Result};

@@ -1,11 +1,11 @@
 //! Tests with the repository's descriptions, and with a server that behaves or misbehaves.
 
 use super::cases::{Expect, cases, sample};
+use super::conforming::{Extent, Maker};
 use super::exchange::{Answer, Request, receive};
 use super::judge::wrong;
 use super::known::Known;
 use super::random::Random;
-use super::right::{Extent, Maker};
 use super::schema::conforms;
 use super::*;
 use serde_json::json;
@@ -157,7 +157,7 @@ fn wrong_answers_are_found() {
 }
 
 #[test]
-fn faults_are_told_from_what_is_unusual() {
+fn faults_are_distinct_from_unusual_values() {
     let description = Description::new(serde_json::from_str(SMALL).unwrap()).unwrap();
     let all = cases(&description, &Known::default(), &mut Random::new(1));
     let expects = |body: &str| {
@@ -174,7 +174,7 @@ fn faults_are_told_from_what_is_unusual() {
 }
 
 #[test]
-fn what_is_not_understood_is_an_error() {
+fn unknown_keywords_are_errors() {
     let with = |schema: &str| {
         let whole = format!(r#"{{"paths": {{}}, "components": {{"schemas": {{"A": {schema}}}}}}}"#);
         Description::new(serde_json::from_str(&whole).unwrap())

@@ -33,6 +33,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/node.md",
     "docs/nics.md",
     "docs/cli.md",
+    "docs/cli-reference.md",
     "docs/compatibility.md",
     "docs/decisions.md",
     "docs/first-vm.md",
@@ -61,7 +62,7 @@ pub(crate) struct Example {
 pub(crate) enum Place {
     /// Nowhere: it runs the tests, or the tests run it; only its words are checked.
     Lab,
-    /// In the lab host with the simulator: `skeleton_examples`.
+    /// In the lab host with the simulator: `boot_examples`.
     Sim,
     /// With the SR-IOV NIC: `mgmt_sriov_examples`.
     Sriov,

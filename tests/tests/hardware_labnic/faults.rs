@@ -102,7 +102,7 @@ fn hostile_chains_harm_no_other_guest() {
 }
 
 #[test]
-fn faults_are_what_they_say() {
+fn faults_have_their_documented_effect() {
     let labnic = Labnic::load(&[("faults", "wrong_base,large_config")]).unwrap();
     let (one, other) = two(&labnic);
     let mut a = Client::start(&one);

@@ -15,7 +15,7 @@ fn in_order() -> Setup {
 }
 
 #[test]
-fn one_element_stands_for_a_batch_in_order() {
+fn one_element_completes_a_batch_in_order() {
     let labnic = Labnic::load(&[("completion", "delayed")]).unwrap();
     let (one, other) = two(&labnic);
     let mut a = Client::with(&one, &in_order());

@@ -89,7 +89,7 @@ fn a_burst_loses_nothing() {
 }
 
 #[test]
-fn who_posts_no_buffers_delays_others_only_for_a_while() {
+fn a_receiver_without_buffers_delays_others_only_briefly() {
     let labnic = Labnic::load(&[("credit_wait_ms", "300")]).unwrap();
     let (one, other) = two(&labnic);
     let third = add(&labnic, "c", C);

@@ -1,4 +1,4 @@
-//! A neighbour on the lab NIC's switch: its own device with a driver in this process, which sends
+//! A peer on the lab NIC's switch: its own device with a driver in this process, which sends
 //! every frame back to its sender.
 //!
 //! It can also continuously send unsolicited frames.
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The neighbour's address.
+/// The peer's address.
 pub(crate) const MAC: &str = "02:4c:61:62:53:77";
 const MAC_BYTES: [u8; 6] = [0x02, 0x4c, 0x61, 0x62, 0x53, 0x77];
 
@@ -63,7 +63,7 @@ impl Seen {
     }
 }
 
-/// The neighbour. Dropping it ends it.
+/// The peer. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Peer {
     shared: Arc<Shared>,
@@ -71,7 +71,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Adds the neighbour's device and starts its driver.
+    /// Adds the peer's device and starts its driver.
     pub(crate) fn start(labnic: &Labnic) -> Self {
         let device = labnic.add("peer", &["mac", MAC]).unwrap();
         let shared = Arc::new(Shared::default());
@@ -114,7 +114,7 @@ impl Peer {
         std::mem::take(&mut self.shared.arrivals.lock().unwrap())
     }
 
-    /// Makes the guest send frames from its first NIC to the neighbour, and checks that each comes
+    /// Makes the guest send frames from its first NIC to the peer, and checks that each comes
     /// back once.
     #[track_caller]
     pub(crate) fn exchange(&self, guest: &mut Guest, count: u64, size: u64) {
@@ -146,7 +146,7 @@ impl Drop for Peer {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            eprintln!("lab: the neighbour has panicked");
+            eprintln!("lab: the peer has panicked");
         }
     }
 }

@@ -195,7 +195,7 @@ fn refusals_of_the_lab_nic_are_reported() {
 }
 
 #[test]
-fn without_rights_or_in_another_namespace_the_remedy_is_said() {
+fn without_rights_or_in_another_namespace_the_error_has_a_remedy() {
     require_lab().unwrap();
     let net = SimDevice::net("bad", MAC, 1500).unwrap();
     let unprivileged = |line: &str| {

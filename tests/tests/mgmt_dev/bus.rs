@@ -68,7 +68,7 @@ fn a_device_in_use_keeps_its_driver() {
 }
 
 #[test]
-fn a_wrong_device_or_driver_is_said() {
+fn a_wrong_device_or_driver_is_an_error() {
     load_drivers();
     let net = SimDevice::net("bind", MAC, 1500).unwrap();
     complaint(
@@ -95,7 +95,7 @@ fn a_wrong_device_or_driver_is_said() {
 }
 
 #[test]
-fn the_kernel_tells_what_comes_and_goes() {
+fn the_kernel_notifies_of_added_and_removed_devices() {
     load_drivers();
     let mut uevents = Uevents::open().unwrap();
     let net = SimDevice::net("event", MAC, 1500).unwrap();

@@ -30,7 +30,7 @@ impl Drop for Leftover {
 }
 
 #[test]
-fn what_is_asked_for_is_made() {
+fn a_device_is_created_as_requested() {
     let labnic = Labnic::load(&[]).unwrap();
     let _leftover = Leftover("lab-made");
     let arguments = "dev add name lab-made mgmtdev labnic mac 02:5e:10:53:11:01 mtu 2000 max_vqp 3";
@@ -75,7 +75,7 @@ fn what_is_asked_for_is_made() {
 }
 
 #[test]
-fn the_library_tells_everything() {
+fn the_library_returns_all_attributes() {
     require_lab().unwrap();
     let net = SimDevice::net("tells", MAC, 1400).unwrap();
     let connection = Connection::open().unwrap();
@@ -210,7 +210,7 @@ fn fifty_lives_leave_nothing() {
 }
 
 #[test]
-fn lists_are_complete_while_devices_come_and_go() {
+fn lists_are_complete_while_devices_change() {
     const STAYING: usize = 500;
     require_lab().unwrap();
     let connection = Connection::open().unwrap();

@@ -71,7 +71,7 @@ fn the_lab_nic_with_several_queue_pairs() {
 }
 
 #[test]
-fn a_disk_is_described_where_iproute2_says_nothing() {
+fn a_disk_is_described_where_iproute2_prints_nothing() {
     lab::sim::require_lab().unwrap();
     let block = SimDevice::block("same-blk").unwrap();
     let text = printed(&bellhop(&["dev", "config", "show", block.name(), "-j"]));

@@ -18,7 +18,7 @@ fn refused(line: &str, words: &[&str]) {
 }
 
 #[test]
-fn what_is_not_there() {
+fn missing_objects() {
     let nic = Netdevsim::add(100, 1).unwrap();
     let name = nic.handle();
     for (line, words) in [
@@ -110,7 +110,7 @@ fn wrong_arguments_are_explained() {
 }
 
 #[test]
-fn what_the_driver_does_not_do() {
+fn unsupported_driver_operations() {
     let nic = Netdevsim::add(101, 1).unwrap();
     let name = nic.handle();
     // In legacy mode no port can be added, and netdevsim supports adding none at all.
@@ -164,7 +164,7 @@ fn values_of_the_wrong_kind() {
 }
 
 #[test]
-fn without_rights_the_remedy_is_said() {
+fn without_rights_the_error_has_a_remedy() {
     let nic = switchdev(103);
     let name = nic.handle();
     let unprivileged = |line: &str| {
@@ -202,7 +202,7 @@ fn without_rights_the_remedy_is_said() {
 }
 
 #[test]
-fn another_namespace_has_instances_of_its_own() {
+fn another_namespace_has_its_own_instances() {
     let _nic = Netdevsim::add(104, 1).unwrap();
     let output = Command::new("unshare")
         .arg("-n")

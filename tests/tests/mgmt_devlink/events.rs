@@ -63,7 +63,7 @@ fn a_failure_and_its_recovery() {
 }
 
 #[test]
-fn ports_and_instances_come_and_go() {
+fn ports_and_instances_are_added_and_removed() {
     let nic = Netdevsim::add(96, 1).unwrap();
     let handle = handle(&nic);
     let mut events = Events::open().unwrap();
@@ -87,7 +87,7 @@ fn ports_and_instances_come_and_go() {
 }
 
 #[test]
-fn what_does_not_fit_is_said_to_be_lost() {
+fn overflowed_events_are_reported_as_lost() {
     let nic = Netdevsim::add(97, 4).unwrap();
     let mut events = Events::open().unwrap();
     // More than the 208 KiB of a socket hold.

@@ -8,7 +8,7 @@ use vdpa_mgmt::devlink::{
 };
 
 use super::support::printed;
-use super::tool::{handle, ours, switchdev, told};
+use super::tool::{handle, ours, printed_json, switchdev};
 
 #[test]
 fn a_parameter_is_in_force_after_a_reload() {
@@ -27,7 +27,7 @@ fn a_parameter_is_in_force_after_a_reload() {
         let param = connection.param(&handle, name).unwrap();
         assert_eq!(param.value(Cmode::Driverinit), Some(&value));
     }
-    let theirs = told(&format!("dev param show {handle} name max_macs"), "param");
+    let theirs = printed_json(&format!("dev param show {handle} name max_macs"), "param");
     let values = &theirs[nic.handle()][0]["values"];
     assert_eq!(*values, json!([{ "cmode": "driverinit", "value": 17 }]));
     let done = connection
@@ -70,7 +70,7 @@ fn an_eswitch_is_switched_over_and_back() {
             ..Default::default()
         };
         connection.set_eswitch(&handle, change).unwrap();
-        let theirs = told(&format!("dev eswitch show {handle}"), "dev");
+        let theirs = printed_json(&format!("dev eswitch show {handle}"), "dev");
         assert_eq!(theirs[nic.handle()]["mode"], mode.to_string());
         let ports = of_functions();
         assert_eq!(ports.len(), count, "{ports:?}");
@@ -98,7 +98,7 @@ fn functions_are_limited_by_themselves_and_in_groups() {
         ..Default::default()
     };
     connection.set_rate(&leaf, &into).unwrap();
-    let theirs = told("port function rate show", "rate");
+    let theirs = printed_json("port function rate show", "rate");
     let expected = json!({ "type": "node", "tx_share": 125_000, "tx_max": 1_250_000 });
     assert_eq!(theirs[node.to_string()], expected);
     let expected = json!({ "type": "leaf", "tx_max": 250_000, "parent": "all" });
@@ -113,7 +113,7 @@ fn functions_are_limited_by_themselves_and_in_groups() {
     run(format!(
         "port function rate set {node} tx_share 0 tx_max 80mbit"
     ));
-    let theirs = told("port function rate show", "rate");
+    let theirs = printed_json("port function rate show", "rate");
     assert_eq!(theirs[leaf.to_string()], json!({ "type": "leaf" }));
     let expected = json!({ "type": "node", "tx_max": 10_000_000 });
     assert_eq!(theirs[node.to_string()], expected);
@@ -121,7 +121,7 @@ fn functions_are_limited_by_themselves_and_in_groups() {
     run(format!(
         "port function rate add {handle}/other tx_max 8mbit"
     ));
-    let theirs = told("port function rate show", "rate");
+    let theirs = printed_json("port function rate show", "rate");
     assert_eq!(theirs.get(node.to_string()), None);
     let expected = json!({ "type": "node", "tx_max": 1_000_000 });
     assert_eq!(theirs[format!("{handle}/other")], expected);

@@ -8,7 +8,7 @@ use vdpa_mgmt::devlink::{
 };
 
 use super::support::printed;
-use super::tool::{devlink, handle, ours, same, switchdev, told};
+use super::tool::{devlink, handle, ours, printed_json, same, switchdev};
 
 #[test]
 fn ports() {
@@ -64,7 +64,7 @@ fn rates() {
         .map(rate)
         .collect::<serde_json::Map<_, _>>()
         .into();
-    assert_eq!(found, told("port function rate show", "rate"));
+    assert_eq!(found, printed_json("port function rate show", "rate"));
     let node = Devlink::open()
         .unwrap()
         .rate(&format!("{handle}/all").parse().unwrap());
@@ -97,7 +97,7 @@ fn instances_with_their_reloads() {
     let instance = Devlink::open().unwrap().instance(&handle(&nic)).unwrap();
     let listed = Devlink::open().unwrap().instances().unwrap();
     assert!(listed.contains(&instance), "{listed:?}");
-    let theirs = told("-s dev show", "dev");
+    let theirs = printed_json("-s dev show", "dev");
     let Value::Object(names) = &theirs else {
         panic!("{theirs}")
     };
@@ -131,7 +131,7 @@ fn reloads(instance: &Instance) -> Value {
 fn information() {
     let nic = Netdevsim::add(84, 1).unwrap();
     let info = Devlink::open().unwrap().info(&handle(&nic)).unwrap();
-    let theirs = told(&format!("dev info {}", nic.handle()), "info");
+    let theirs = printed_json(&format!("dev info {}", nic.handle()), "info");
     let theirs = &theirs[nic.handle()];
     assert_eq!(
         info.driver.as_deref(),
@@ -162,7 +162,7 @@ fn parameters() {
     let of_nic = params.iter().filter(|param| param.handle == handle(&nic));
     let found: Vec<Value> = of_nic.map(param).collect();
     assert!(!found.is_empty());
-    let theirs = told("dev param show", "param");
+    let theirs = printed_json("dev param show", "param");
     assert_eq!(Value::from(found), theirs[nic.handle()]);
 }
 
@@ -194,7 +194,7 @@ fn health_reporters() {
     let of_nic = reporters.iter().filter(|one| one.handle == handle(&nic));
     let found: Vec<Value> = of_nic.map(reporter).collect();
     assert_eq!(found.len(), 2);
-    let theirs = told("health show", "health");
+    let theirs = printed_json("health show", "health");
     assert_eq!(Value::from(found), theirs[nic.handle()]);
 }
 
@@ -233,7 +233,7 @@ fn eswitches() {
         printed(&devlink(&line));
         let found = connection.eswitch(&handle(&nic)).unwrap();
         assert_eq!(found.mode.unwrap().to_string(), mode);
-        let theirs = told(&format!("dev eswitch show {}", nic.handle()), "dev");
+        let theirs = printed_json(&format!("dev eswitch show {}", nic.handle()), "dev");
         assert_eq!(eswitch(found), theirs[nic.handle()]);
     }
 }

@@ -17,7 +17,7 @@ pub(crate) fn devlink(line: &str) -> Output {
 
 /// The value that `devlink -j` prints under this key.
 #[track_caller]
-pub(crate) fn told(line: &str, key: &str) -> Value {
+pub(crate) fn printed_json(line: &str, key: &str) -> Value {
     let text = printed(&devlink(&format!("-j {line}")));
     let mut answer: Value = serde_json::from_str(&text).unwrap();
     answer[key].take()

@@ -82,7 +82,7 @@ fn with(command: u8, requests: &[(u8, u8, BTreeSet<Tree>)]) -> (u8, u8, BTreeSet
 }
 
 #[test]
-fn commands_say_what_devlink_says() {
+fn commands_print_the_same_as_devlink() {
     let nic = switchdev(110);
     let tap = NetlinkTap::open().unwrap();
     let name = nic.handle();
@@ -152,7 +152,7 @@ fn address_and_state_are_two_requests() {
 }
 
 #[test]
-fn the_library_says_what_devlink_says() {
+fn the_library_returns_the_same_as_devlink() {
     let nic = switchdev(112);
     let tap = NetlinkTap::open().unwrap();
     let name = nic.handle();

@@ -22,7 +22,7 @@ fn managers() -> Vec<String> {
 }
 
 #[test]
-fn the_nic_says_what_it_is() {
+fn the_nic_reports_its_identity() {
     let _labnic = Labnic::load(&[]).unwrap();
     let info = devlink_json(&["dev", "info", NIC]).unwrap();
     let info = &info["info"][NIC];
@@ -113,7 +113,7 @@ fn a_function_is_reported_as_it_is() {
 }
 
 #[test]
-fn refusals_say_why() {
+fn refusals_give_the_reason() {
     let _labnic = Labnic::load(&[]).unwrap();
     let add = format!("port add {NIC} flavour pcisf");
     let words = |arguments: &str| refusal("devlink", arguments);

@@ -62,7 +62,7 @@ fn attached_and_detached_twenty_times() {
 }
 
 #[test]
-fn what_the_kernel_refuses_leaves_no_trace() {
+fn a_kernel_refusal_leaves_no_trace() {
     let netns = Netns::new("trace");
     netns.ip("link add d0 type dummy");
     netns.ip("link set d0 up");
@@ -96,7 +96,7 @@ fn what_the_kernel_refuses_leaves_no_trace() {
 }
 
 #[test]
-fn what_cannot_be_is_said_before() {
+fn impossible_connections_are_refused_first() {
     let netns = Netns::new("before");
     for name in ["d0", "d1"] {
         netns.ip(&format!("link add {name} type dummy"));
@@ -142,7 +142,7 @@ fn what_cannot_be_is_said_before() {
 }
 
 #[test]
-fn what_others_changed_stays() {
+fn changes_of_others_stay() {
     let netns = Netns::new("others");
     netns.ip("link add d0 type dummy");
     used(&netns, &["d0"]);

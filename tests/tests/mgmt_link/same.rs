@@ -92,7 +92,7 @@ fn same_vlans(netns: &Netns, links: &Links, name: &str) -> Vec<PortVlan> {
 }
 
 #[test]
-fn interfaces_and_changes_are_what_iproute2_shows() {
+fn interfaces_and_changes_match_iproute2() {
     let netns = Netns::new("same");
     netns.ip("link add br0 type bridge vlan_filtering 1");
     netns.ip("link add plain type bridge");

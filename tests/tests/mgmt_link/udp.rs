@@ -83,7 +83,7 @@ fn send(from: (&str, &str), to: &str, count: u32) -> u32 {
             socket.set_read_timeout(Some(WAIT)).unwrap();
         }
         let came = (0..attempts).any(|_| {
-            // Without the neighbour's address, the kernel may refuse it.
+            // Without the peer's address, the kernel may refuse it.
             let _ = socket.send_to(&sent, &to);
             loop {
                 match socket.recv_from(&mut buffer) {

@@ -217,11 +217,11 @@ fn guest(path: &Path) -> Guest {
 }
 
 #[test]
-fn a_guest_reaches_its_neighbour_through_the_bridge() {
+fn a_guest_reaches_its_peer_through_the_bridge() {
     let _host = Host::new();
     let before = Traces::find();
-    let [guests, neighbours] = [make(0, 100), make(1, 100)];
-    let echo = Echo::start(&neighbours, MACS[1]);
+    let [guests, peers] = [make(0, 100), make(1, 100)];
+    let echo = Echo::start(&peers, MACS[1]);
     let mut guest = guest(&guests);
     let frames = format!("frames 200 256 16 eth0 to {}", text(MACS[1]));
     let said = guest.command(&frames).unwrap();
@@ -247,8 +247,8 @@ fn a_guest_reaches_its_neighbour_through_the_bridge() {
     // window at most: the guest waits for each lost frame.
     drop(echo);
     printed(&bellhop(&["nic", "remove", NAMES[1]]));
-    let neighbours = make(1, 200);
-    let echo = Echo::start(&neighbours, MACS[1]);
+    let peers = make(1, 200);
+    let echo = Echo::start(&peers, MACS[1]);
     let frames = format!("frames 16 256 16 eth0 to {}", text(MACS[1]));
     let said = guest.command(&frames).unwrap();
     assert_eq!(
@@ -286,7 +286,7 @@ fn request(from: &str) -> NicRequest {
 }
 
 #[test]
-fn whatever_fails_the_machine_is_as_before() {
+fn any_failure_leaves_the_host_as_before() {
     let _host = Host::new();
     let before = Traces::find();
     each_end_is_undone(&request(NIC), &moments(&PHASES), &before);
@@ -300,7 +300,7 @@ fn dies_at_a_moment() {
 }
 
 #[test]
-fn what_a_killed_process_did_is_undone() {
+fn steps_of_a_killed_process_are_undone() {
     let _host = Host::new();
     let before = Traces::find();
     let test = "subfunctions::dies_at_a_moment";
@@ -309,7 +309,7 @@ fn what_a_killed_process_did_is_undone() {
 }
 
 #[test]
-fn what_cannot_be_is_said_and_changes_nothing() {
+fn impossible_requests_are_refused_and_change_nothing() {
     let _host = Host::new();
     let before = Traces::find();
     let mac = text(MACS[0]);

@@ -105,7 +105,7 @@ fn talk(one: &Path, other: &Path) {
 }
 
 #[test]
-fn nics_are_made_talk_and_are_removed() {
+fn nics_are_created_exchange_frames_and_are_removed() {
     let nic = Physical::find();
     let before = Traces::find();
     let plan = [
@@ -195,7 +195,7 @@ fn request(from: &str) -> NicRequest {
 }
 
 #[test]
-fn whatever_fails_the_machine_is_as_before() {
+fn any_failure_leaves_the_host_as_before() {
     let nic = Physical::find();
     let before = Traces::find();
     each_end_is_undone(&request(&nic.netdev), &moments(&PHASES), &before);
@@ -208,7 +208,7 @@ fn dies_at_a_moment() {
 }
 
 #[test]
-fn what_a_killed_process_did_is_undone() {
+fn steps_of_a_killed_process_are_undone() {
     let nic = Physical::find();
     let before = Traces::find();
     let test = "virtual_functions::dies_at_a_moment";
@@ -274,7 +274,7 @@ fn the_command_is_killed_and_interrupted() {
 }
 
 #[test]
-fn what_others_have_changed_is_left() {
+fn changes_of_others_are_kept() {
     let nic = Physical::find();
     let nics = Nics::open().unwrap();
     // An existing number of functions stays.
@@ -383,7 +383,7 @@ fn functions_in_use_are_not_chosen() {
 }
 
 #[test]
-fn bad_input_is_said_and_changes_nothing() {
+fn bad_input_is_refused_and_changes_nothing() {
     let nic = Physical::find();
     let before = Traces::find();
     let make = |words: &[&str]| {
@@ -496,7 +496,7 @@ fn bad_input_is_said_and_changes_nothing() {
 }
 
 #[test]
-fn several_are_made_at_once() {
+fn several_are_created_at_once() {
     let nic = Physical::find();
     let before = Traces::find();
     let children = NAMES.map(|name| {

@@ -225,7 +225,7 @@ impl Traces {
 }
 
 #[test]
-fn whatever_fails_the_machine_is_as_before() {
+fn any_failure_leaves_the_host_as_before() {
     let nic = Nic::find();
     let before = Traces::find();
     for cycle in 0..cycles().unwrap() {
@@ -325,7 +325,7 @@ fn an_unprivileged_user_gets_an_error_and_changes_nothing() {
 }
 
 #[test]
-fn wrong_numbers_names_and_settings_are_said() {
+fn wrong_numbers_names_and_settings_are_reported() {
     let nic = Nic::find();
     complaint(
         &bellhop(&["vf", "count", &nic.name, "5"]),

@@ -65,7 +65,7 @@ impl Simulated {
 }
 
 #[test]
-fn what_is_set_is_what_ip_shows() {
+fn settings_match_the_output_of_ip() {
     let nic = Simulated::add(71);
     let name = nic.interface.clone();
     let set = |words: &str| {
@@ -110,7 +110,7 @@ fn what_is_set_is_what_ip_shows() {
 }
 
 #[test]
-fn settings_are_made_together_or_not_at_all() {
+fn settings_change_together_or_not_at_all() {
     let nic = Simulated::add(72);
     let before = nic.same(0);
     // In that mode it takes no rates.
@@ -126,7 +126,7 @@ fn settings_are_made_together_or_not_at_all() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn missing_functions_are_reported() {
     let nic = Simulated::add(73);
     let interface = nic.interface.as_str();
     let trust = |index| ["vf", "set", interface, index, "trust", "on"];
@@ -166,7 +166,7 @@ const REMOVE_ON_A_BUS: &str = "mount -t tmpfs pci /sys/bus/pci/devices
 /// No NIC of the lab is on the PCI bus and accepts settings of its virtual functions. So the test
 /// shows netdevsim's interface on such a bus, and writes the record that `nic make` keeps.
 #[test]
-fn a_nic_that_is_removed_gives_the_settings_back() {
+fn a_removed_nic_restores_the_settings() {
     const NAME: &str = "lab-set0";
     let nic = Simulated::add(74);
     let set = |words: &str| {

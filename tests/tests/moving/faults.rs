@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::{self, JoinHandle};
 
-use super::{Host, Place};
+use super::{Host, TempPath};
 
 /// Bytes of a frame's header. Its kind is at 0, the length of its payload at 4
 /// (`vmm::migration::protocol`).
@@ -45,7 +45,7 @@ pub(crate) enum Fault {
 
 /// The address that a source connects to instead of the destination.
 pub(crate) struct FaultyLink {
-    place: Place,
+    place: TempPath,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
@@ -53,7 +53,7 @@ impl FaultyLink {
     /// A link to `destination`, which already waits, for one connection.
     #[track_caller]
     pub(crate) fn to(destination: &Host, kind: Kind, fault: Fault) -> Self {
-        let place = Place::new("faulty.move");
+        let place = TempPath::new("faulty.move");
         let listener = UnixListener::bind(place.text()).unwrap();
         let there = destination.endpoint.text().to_owned();
         let thread = thread::spawn(move || {

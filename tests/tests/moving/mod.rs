@@ -1,18 +1,18 @@
 //! A guest that migrates from one process to another, each with its own vDPA device.
 
-#[allow(dead_code, reason = "not every test has a journey")]
-mod crowd;
+#[allow(dead_code, reason = "not every test is a soak scenario")]
+mod cpu_load;
 #[allow(dead_code, reason = "not every test has a bad link")]
 pub(crate) mod faults;
-#[allow(dead_code, reason = "not every test has a journey")]
-pub(crate) mod journey;
+#[allow(dead_code, reason = "not every test is a soak scenario")]
+pub(crate) mod soak;
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use lab::api::{Answer, Client};
 use lab::guest::{BellhopArguments, Guest};
-use lab::place::Place;
+use lab::temp_path::TempPath;
 use serde_json::{Value, json};
 
 /// How long a guest may take to notice a change; it is emulated twice.
@@ -22,8 +22,8 @@ pub(crate) const MIGRATION: Duration = Duration::from_secs(120);
 
 /// One end of a migration: its API, its listening address, and its vDPA device.
 pub(crate) struct Host {
-    api: Place,
-    endpoint: Place,
+    api: TempPath,
+    endpoint: TempPath,
     vdpa: String,
 }
 
@@ -31,8 +31,8 @@ impl Host {
     /// The NIC is called `nic`, and `path` is its device.
     pub(crate) fn new(name: &str, path: &std::path::Path) -> Self {
         Self {
-            api: Place::new(&format!("{name}.api")),
-            endpoint: Place::new(&format!("{name}.move")),
+            api: TempPath::new(&format!("{name}.api")),
+            endpoint: TempPath::new(&format!("{name}.move")),
             vdpa: format!("id=nic,path={}", path.display()),
         }
     }
@@ -140,17 +140,16 @@ impl Host {
 
     /// The result of the migration of the machine here, whose guest this is.
     #[track_caller]
-    pub(crate) fn settled(&self, guest: &mut Guest) -> Value {
-        self.try_settled()
-            .unwrap_or_else(|error| gone(guest, &error))
+    pub(crate) fn ended(&self, guest: &mut Guest) -> Value {
+        self.try_ended().unwrap_or_else(|error| gone(guest, &error))
     }
 
     #[track_caller]
-    fn try_settled(&self) -> lab::Result<Value> {
+    fn try_ended(&self) -> lab::Result<Value> {
         let started = Instant::now();
         loop {
             let status = self.client().get("/v1/vm/migration")?;
-            if ["Moved", "Stayed", "Unsettled"]
+            if ["Moved", "Stayed", "Indeterminate"]
                 .iter()
                 .any(|phase| status["phase"] == *phase)
             {
@@ -173,7 +172,7 @@ fn gone(guest: &mut Guest, error: &lab::error::Error) -> ! {
 
 /// Migrates a guest; returns it at its destination, with the source's status.
 #[track_caller]
-#[allow(dead_code, reason = "journeys compare all memory")]
+#[allow(dead_code, reason = "scenarios compare all memory")]
 pub(crate) fn move_guest(guest: Guest, from: &Host, to: &Host) -> (Guest, Value) {
     move_guest_as(guest, from, to, json!({}))
 }
@@ -209,7 +208,7 @@ fn move_to_waiting_as(
     let asked = from.try_post(&to.endpoint(), more);
     let answer = asked.unwrap_or_else(|error| gone(&mut guest, &error));
     assert_eq!(answer.status, 202, "{}", answer.body);
-    let status = from.settled(&mut guest);
+    let status = from.ended(&mut guest);
     assert_eq!(
         status["phase"],
         "Moved",

@@ -71,7 +71,7 @@ impl Daemon {
         while !served.is_finished() {
             if shown.is_there() {
                 shown.next();
-                shown.go_on();
+                shown.resume();
             }
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -57,7 +57,7 @@ impl Shown {
     }
 
     /// Releases the step.
-    pub(crate) fn go_on(&mut self) {
+    pub(crate) fn resume(&mut self) {
         // The daemon may be gone.
         let _ = self.0.get_mut().write_all(b"\n");
     }

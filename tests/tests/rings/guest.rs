@@ -43,7 +43,7 @@ pub(crate) const BUFFER: u64 = 4096;
 const GIVEN: u32 = 2048;
 /// The second half of a transmit buffer holds its indirect table.
 const TABLE: u64 = 2048;
-/// Frames received before the queue's neighbour has its turn.
+/// Frames received before the queue's peer has its turn.
 const BUDGET: u32 = 16;
 const VIRTQ_DESC_F_WRITE: u16 = 2;
 const VIRTQ_DESC_F_NEXT: u16 = 1;
@@ -146,7 +146,7 @@ impl View {
     }
 
     /// Formats all indices and suppression fields.
-    pub(crate) fn stands(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         format!(
             "queue {}: avail {} used {} avail.flags {} used_event {} used.flags {} avail_event {}",
             self.queue,
@@ -170,7 +170,7 @@ pub(crate) struct Ring {
     avail: u16,
     used: u16,
     /// The avail index at the last kick decision.
-    told: u16,
+    notified: u16,
     /// By descriptor: true if the device has it.
     given: Vec<bool>,
 }
@@ -206,7 +206,7 @@ impl Ring {
             indirect: options.indirect,
             avail: start,
             used: start,
-            told: start,
+            notified: start,
             given: vec![false; usize::from(SIZE)],
         }
     }
@@ -259,18 +259,18 @@ impl Ring {
 
     /// Kicks if the device wants a notification of the buffers added since the last call.
     fn notify(&mut self) {
-        if self.told == self.avail {
+        if self.notified == self.avail {
             return;
         }
         fence(Ordering::SeqCst);
         let wanted = if self.view.event_idx {
             let event = self.view.load(self.view.avail_event());
-            let moved = self.avail.wrapping_sub(self.told);
+            let moved = self.avail.wrapping_sub(self.notified);
             self.avail.wrapping_sub(event).wrapping_sub(1) < moved
         } else {
             self.view.load(self.view.addresses.device) & 1 == 0
         };
-        self.told = self.avail;
+        self.notified = self.avail;
         if wanted {
             self.notifier.kick();
         } else {
@@ -295,7 +295,7 @@ impl Ring {
         assert!(
             given.is_some_and(std::mem::take),
             "chain {id} was used and not given; {}",
-            self.stands()
+            self.describe()
         );
         Some((descriptor, len))
     }
@@ -311,9 +311,9 @@ impl Ring {
         fence(Ordering::SeqCst);
     }
 
-    fn stands(&self) -> String {
+    fn describe(&self) -> String {
         let driver = format!("driver at avail {} used {}", self.avail, self.used);
-        format!("{}, {driver}", self.view.stands())
+        format!("{}, {driver}", self.view.describe())
     }
 }
 
@@ -429,9 +429,9 @@ impl Guest {
             .flat_map(|pair| [&pair.receive, &pair.transmit])
     }
 
-    fn stands(&self) -> String {
+    fn describe(&self) -> String {
         self.rings()
-            .map(Ring::stands)
+            .map(Ring::describe)
             .chain(self.pairs.iter().map(|pair| {
                 let (sent, expected) = (pair.send, pair.expect);
                 format!("sent {sent}, frame {expected} is due")
@@ -580,7 +580,7 @@ impl Guest {
             assert!(
                 !watchdog.is_stalled(),
                 "nothing moves for {STALL:?}:\n{}",
-                self.stands()
+                self.describe()
             );
             if stop.load(Ordering::Relaxed) {
                 return;

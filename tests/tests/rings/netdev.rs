@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   Driver (thread): NAPI, numbered frames     Relayed (the test's thread): poll, restart
-//!     queues of Netdev <---- rings, kick and call eventfds ----> RelaySet, Device
+//!     queues of Netdev <---- rings, kick and call eventfds ----> SvqSet, Device
 //! ```
 //! **Which frames may be lost.** The network is QEMU's: a virtio NIC on a tap. A NIC that is being
 //! reset has no receive queue, and QEMU drops the frames that it has read from the tap by then. So
@@ -26,7 +26,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vdpa::device::{Device, State};
 use vdpa::memory::GuestMemory;
 use vdpa::netdev::{Chains, Driver as NetDriver, Netdev, Options, QueuePair, Virtqueue};
-use vdpa::relay::{Pause, RelaySet, Strategy};
+use vdpa::relay::{Pause, Strategy, SvqSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::frame::{self, HEADER, Mac};
@@ -36,7 +36,7 @@ use super::watchdog::{TICK, Watchdog};
 pub(crate) const WINDOW: u32 = 96;
 /// Entries of each ring.
 pub(crate) const RING: u16 = 64;
-/// Frames received before the queue's neighbour has its turn.
+/// Frames received before the queue's peer has its turn.
 const BUDGET: usize = 16;
 /// After both sides have stopped to send, a frame that has not arrived for this long is lost.
 const GIVE_UP: Duration = Duration::from_millis(300);
@@ -134,7 +134,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    fn stands(&self) -> String {
+    fn describe(&self) -> String {
         let mut text = self.name.to_owned();
         for pair in &self.pairs {
             for queue in [pair.receive.queue(), pair.transmit.queue()] {
@@ -285,7 +285,7 @@ impl Driver {
             let idle = watchdog.tick();
             let ending = stop.load(Ordering::Relaxed);
             let stalled = watchdog.is_stalled() && !(ending && drained);
-            assert!(!stalled, "nothing moves: {}", self.stands());
+            assert!(!stalled, "nothing moves: {}", self.describe());
             // No interrupt reports that the peer took frames. Frames that arrived meanwhile stay
             // unseen, and do not count as progress.
             if !ending && self.window_opened() && self.send(true) {
@@ -342,7 +342,7 @@ pub(crate) struct Window {
 pub(crate) struct Relayed {
     name: &'static str,
     device: Device,
-    set: RelaySet,
+    set: SvqSet,
     driver: NetDriver,
     memory: Arc<GuestMemory>,
     calls: Vec<Arc<EventFd>>,
@@ -390,7 +390,7 @@ impl Relayed {
         &self.device
     }
 
-    pub(crate) fn set(&mut self) -> &mut RelaySet {
+    pub(crate) fn set(&mut self) -> &mut SvqSet {
         &mut self.set
     }
 

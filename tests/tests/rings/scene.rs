@@ -24,7 +24,7 @@ use vdpa::relay::{Pause, Strategy};
 use super::frame::Mac;
 use super::netdev::{Account, Driver, Face, Flow, RING, Relayed};
 
-use Strategy::{Direct, Mediated, Shadowed};
+use Strategy::{Direct, FullShadow, UsedShadow};
 
 /// Relays do not keep the order that IN_ORDER promises.
 const IN_ORDER: u64 = 1 << 35;
@@ -152,7 +152,7 @@ impl Scene<'_> {
     pub(crate) fn shadow_often(&mut self) {
         for _ in 0..RESTARTS {
             let which = usize::try_from(self.below(2)).unwrap();
-            self.restart(which, &[Shadowed]).unwrap();
+            self.restart(which, &[FullShadow]).unwrap();
             let frames = match self.below(4) {
                 0 => 1000,
                 _ => self.below(50) + 1,
@@ -163,7 +163,7 @@ impl Scene<'_> {
 
     /// Changes that such a device does not support are refused, and traffic continues as before.
     fn refusals(&mut self, which: usize) {
-        for how in [Direct, Mediated] {
+        for how in [Direct, UsedShadow] {
             let error = self.restart(which, &[how]).unwrap_err();
             let text = error.to_string();
             assert!(text.ends_with("shadow it"), "{text}");

@@ -15,7 +15,7 @@ use vdpa::doorbell::{Doorbell, DoorbellAnswer};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::GuestMemory;
-use vdpa::relay::{Dirty, Pause, Reason, RelaySet, RelayedQueue, Strategy, choose};
+use vdpa::relay::{Dirty, Pause, Reason, RelayedQueue, Strategy, SvqSet, choose};
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
@@ -63,7 +63,7 @@ pub(crate) struct Port {
     doorbell: Option<Doorbell>,
 }
 
-/// The part of a caller of [`RelaySet::start`].
+/// The part of a caller of [`SvqSet::start`].
 #[derive(Debug)]
 struct Again {
     iotlb: Iotlb,
@@ -106,7 +106,7 @@ impl Again {
 pub(crate) struct Machine {
     name: &'static str,
     device: Device,
-    set: RelaySet,
+    set: SvqSet,
     again: Again,
     pub(crate) ports: Vec<Port>,
     memory: Arc<GuestMemory>,
@@ -139,7 +139,7 @@ impl Machine {
         }
         let mut window = PrivateWindow::new(device.info().iova_range, RAM).unwrap();
         let queues: Vec<RelayedQueue> = guest.rings().map(|ring| ring.relayed()).collect();
-        let set = RelaySet::new(
+        let set = SvqSet::new(
             device.info(),
             features,
             queues.clone(),
@@ -243,7 +243,7 @@ impl Machine {
 
     fn grant_doorbells(&mut self) {
         for port in &mut self.ports {
-            if self.set.strategy(port.view.queue) != Some(Strategy::Shadowed)
+            if self.set.strategy(port.view.queue) != Some(Strategy::FullShadow)
                 && let Some(doorbell) = port.doorbell.take()
             {
                 port.notifier.grant(doorbell);
@@ -255,7 +255,8 @@ impl Machine {
     /// device and not the relay.
     fn withdraw_doorbells(&mut self, targets: &[(u16, Strategy)]) {
         for port in &mut self.ports {
-            if targets.contains(&(port.view.queue, Strategy::Shadowed)) && port.doorbell.is_none() {
+            if targets.contains(&(port.view.queue, Strategy::FullShadow)) && port.doorbell.is_none()
+            {
                 port.doorbell = port.notifier.withdraw();
             }
         }
@@ -333,16 +334,16 @@ impl Machine {
             })
             .collect();
         device.resume().unwrap();
-        self.nudge();
+        self.spurious_notify();
         held
     }
 
-    fn nudge(&self) {
+    fn spurious_notify(&self) {
         for port in &self.ports {
             port.queue.kick.write(1).unwrap();
             port.queue.call.write(1).unwrap();
         }
-        self.nudge_control();
+        self.spurious_notify_control();
     }
 
     /// Sends the device a control command, if none is in flight.
@@ -376,9 +377,9 @@ impl Machine {
     }
 
     /// Kicks again: a suspended device may have missed the kick of a command.
-    pub(crate) fn nudge_control(&self) {
+    pub(crate) fn spurious_notify_control(&self) {
         if let Some((control, _)) = &self.again.control {
-            control.nudge();
+            control.spurious_notify();
         }
     }
 
@@ -388,8 +389,8 @@ impl Machine {
         match polled {
             Ok(progress) => progress.pause,
             Err(failed) => {
-                let stands = self.stands();
-                panic!("{}: {failed:?}\n{stands}", self.name)
+                let describe = self.describe();
+                panic!("{}: {failed:?}\n{describe}", self.name)
             }
         }
     }
@@ -399,7 +400,7 @@ impl Machine {
     }
 
     /// Formats the positions: the indices of the guest's rings and the device's base.
-    pub(crate) fn stands(&mut self) -> String {
+    pub(crate) fn describe(&mut self) -> String {
         let mut text = String::new();
         let suspended = self.device.suspend();
         for port in &self.ports {
@@ -408,7 +409,7 @@ impl Machine {
                 Err(error) => format!("{error:?}"),
             };
             let strategy = self.set.strategy(port.view.queue);
-            let (view, kicks) = (port.view.stands(), port.notifier.counts());
+            let (view, kicks) = (port.view.describe(), port.notifier.counts());
             let _ = writeln!(
                 text,
                 "{}: {view}; {strategy:?}, base {base}, kicks {kicks:?}",

@@ -91,10 +91,10 @@ impl Vm {
 
     /// Sets the device at this path as the backup of the NIC's device.
     #[track_caller]
-    pub(crate) fn stand_by(&self, failover: &Path) {
-        let answer = self.ask(&json!({ "failover": failover }));
+    pub(crate) fn set_backup(&self, backup: &Path) {
+        let answer = self.ask(&json!({ "backup": backup }));
         assert_eq!(answer.status, 200, "{}", answer.body);
-        assert_eq!(answer.body["failover"], json!(failover), "{}", answer.body);
+        assert_eq!(answer.body["backup"], json!(backup), "{}", answer.body);
     }
 
     /// Waits for the result of the NIC's failover; returns the NIC.

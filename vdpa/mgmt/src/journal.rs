@@ -37,7 +37,7 @@ impl<T, E> From<Result<T, E>> for Outcome<T, E> {
 
 /// The progress of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
+pub enum StepEvent {
     /// It is in the record and not done yet.
     Begin,
     /// It is done.
@@ -48,7 +48,7 @@ pub enum Moment {
     Undone,
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for StepEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Begin => "do",
@@ -102,7 +102,7 @@ pub trait Journal {
     ///
     /// # Errors
     /// The step must not continue.
-    fn watch(&mut self, _moment: Moment, _step: &Self::Step) -> Result<(), Self::Error> {
+    fn watch(&mut self, _moment: StepEvent, _step: &Self::Step) -> Result<(), Self::Error> {
         Ok(())
     }
 
@@ -120,9 +120,9 @@ pub trait Journal {
             self.steps().insert(place, step.clone());
             self.persist()?;
         }
-        self.watch(Moment::Begin, &step)?;
+        self.watch(StepEvent::Begin, &step)?;
         match work() {
-            Outcome::Done(done) => self.watch(Moment::Done, &step).map(|()| done),
+            Outcome::Done(done) => self.watch(StepEvent::Done, &step).map(|()| done),
             Outcome::Unknown(error) => Err(error),
             Outcome::NotDone(error) => {
                 self.steps().retain(|one| *one != step);
@@ -140,9 +140,9 @@ pub trait Journal {
         let Some(step) = self.steps().get(place).cloned() else {
             return Ok(());
         };
-        self.watch(Moment::Undo, &step)?;
+        self.watch(StepEvent::Undo, &step)?;
         self.undo(&step)?;
-        self.watch(Moment::Undone, &step)?;
+        self.watch(StepEvent::Undone, &step)?;
         self.steps().remove(place);
         self.note();
         Ok(())
@@ -257,11 +257,11 @@ mod tests {
             *step == 2
         }
 
-        fn watch(&mut self, moment: Moment, step: &u32) -> Result<(), std::fmt::Error> {
-            if matches!(moment, Moment::Undo | Moment::Undone) {
+        fn watch(&mut self, event: StepEvent, step: &u32) -> Result<(), std::fmt::Error> {
+            if matches!(event, StepEvent::Undo | StepEvent::Undone) {
                 return Ok(());
             }
-            assert!(self.kept.contains(step), "{moment:?} before it is kept");
+            assert!(self.kept.contains(step), "{event:?} before it is kept");
             self.call()
         }
     }
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_undone_stays_in_the_record_and_keeps_what_is_below_it() {
+    fn a_step_that_cannot_be_undone_stays_in_the_record_with_those_below_it() {
         for (at, left, there) in [
             // The undoing of each step, then its record.
             (0, vec![(3, true)], vec![3]),

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_names_are_refused() {
         let long = "x".repeat(256);
         for text in [
             "", "/", "pci/", "/x", "a/b/c", ".", "pci/..", "a\0b", "a\nb", &long,

@@ -531,7 +531,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_parses_to_the_same(command in command()) {
+        fn encoded_commands_parse_to_the_same(command in command()) {
             let bytes = command.encode().unwrap();
             prop_assert!(bytes.len() <= COMMAND_LEN_MAX);
             prop_assert_eq!(Command::parse(&bytes, &limits()).unwrap(), command);
@@ -544,7 +544,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn any_bytes_parse_or_fail_and_what_parses_is_what_was_there(
+        fn any_bytes_parse_to_themselves_or_fail(
             class in 0u8..7, number in 0u8..7,
             data in prop::collection::vec(prop_oneof![3 => 0u8..3, 1 => any::<u8>()], 0..64),
         ) {

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn index_depends_on_what_was_negotiated() {
+    fn index_depends_on_negotiated_features() {
         assert_eq!(queue_index(0, 8), Some(2));
         assert_eq!(queue_index(1 << VIRTIO_NET_F_MQ, 8), Some(16));
         assert_eq!(queue_index(1 << VIRTIO_NET_F_RSS, 1), Some(2));

@@ -269,7 +269,7 @@ impl ControlQueue {
 
     /// Kicks again if the device has a command: a device that was suspended may have missed the
     /// kick.
-    pub fn nudge(&self) {
+    pub fn spurious_notify(&self) {
         if self.is_busy() {
             // The only failure is a counter at its maximum, which is a kick too.
             let _ = self.kick.write(1);

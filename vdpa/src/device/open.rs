@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_open_are_told_apart() {
+    fn errors_of_open_are_distinct() {
         for (errno, says) in [
             (libc::EACCES, "no permission"),
             (libc::EBUSY, "in use by"),

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_how_much_is_needed() {
+    fn names_the_needed_limit() {
         let memlock = Memlock {
             limit: Some(8 << 20),
             pinned: 1 << 20,

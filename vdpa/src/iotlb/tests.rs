@@ -168,7 +168,7 @@ fn memory_lives_while_it_is_mapped() {
 }
 
 #[test]
-fn memory_that_cannot_be_taken_back_is_never_released() {
+fn memory_that_cannot_be_unmapped_is_never_released() {
     let (kernel, mut iotlb) = iotlb(BATCH);
     let buffer = buffer();
     iotlb.map(0, 0, 0x1000, mapping(&buffer, 0)).unwrap();
@@ -194,7 +194,7 @@ fn a_dropped_batch_leaves_nothing() {
 }
 
 #[test]
-fn a_fault_is_explained_with_what_the_whole_batch_needs() {
+fn a_fault_is_explained_with_the_needs_of_the_whole_batch() {
     let (kernel, mut iotlb) = iotlb(BATCH);
     let buffer = buffer();
     let mut batch = iotlb.batch(0).unwrap();

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_offered_is_believed() {
+    fn only_offered_fields_are_used() {
         let mut bytes = [0; VirtioNetConfig::LEN];
         bytes[..12].copy_from_slice(&[2, 0, 0x5e, 0, 0x53, 1, 1, 0, 4, 0, 0xdc, 5]);
         let config = VirtioNetConfig::of(bytes);

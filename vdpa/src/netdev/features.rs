@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_by_control_commands_needs_the_control_queue() {
+    fn features_set_by_control_commands_need_the_control_queue() {
         let mq = 1 << net::VIRTIO_NET_F_MQ;
         let mac = 1 << net::VIRTIO_NET_F_CTRL_MAC_ADDR;
         let control = 1 << net::VIRTIO_NET_F_CTRL_VQ;

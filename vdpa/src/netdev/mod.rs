@@ -19,7 +19,7 @@
 //! rings works on these.
 //!
 //! **As a guest.** [`Netdev::relay_set`] gives the queues to a
-//! [`RelaySet`](crate::relay::RelaySet), which then changes their path to the device, transparently
+//! [`SvqSet`](crate::relay::SvqSet), which then changes their path to the device, transparently
 //! for the driver. [`Driver::start_relayed`] starts devices again that must be reset for that.
 //!
 //! **Two ways to use it.** Polling: [`RxQueue::poll`] and [`TxQueue::send`] make no system call

@@ -1,8 +1,8 @@
-//! A driver in userspace as the guest of a [`RelaySet`], which relays its rings like those of a
+//! A driver in userspace as the guest of a [`SvqSet`], which relays its rings like those of a
 //! virtual machine.
 //!
 //! ```text
-//!   RxQueue, TxQueue --- rings in Driver::guest_memory --- RelaySet --- Device
+//!   RxQueue, TxQueue --- rings in Driver::guest_memory --- SvqSet --- Device
 //!   (any thread)         kick and call eventfds            (any thread)
 //!                                                            | start
 //!                                   Driver: negotiate, then set_pairs
@@ -17,7 +17,7 @@ use super::start::{Driver, Netdev};
 use crate::Error;
 use crate::device::{Device, State};
 use crate::memory::GuestMemory;
-use crate::relay::{Dirty, RelaySet, RelayedQueue, Strategy};
+use crate::relay::{Dirty, RelayedQueue, Strategy, SvqSet};
 use crate::ring::{GuestRing, RingFeatures};
 
 impl Netdev {
@@ -27,13 +27,13 @@ impl Netdev {
     /// the device.
     ///
     /// # Errors
-    /// As [`RelaySet::new`].
-    pub fn relay_set(&mut self, memory: &Arc<GuestMemory>) -> Result<RelaySet, Error> {
+    /// As [`SvqSet::new`].
+    pub fn relay_set(&mut self, memory: &Arc<GuestMemory>) -> Result<SvqSet, Error> {
         let Self { device, driver } = self;
         let features = device.features();
         let queues = driver.relayed_queues(features, memory)?;
         let Driver { iotlb, window, .. } = driver;
-        RelaySet::new(device.info(), features, queues, iotlb, window)
+        SvqSet::new(device.info(), features, queues, iotlb, window)
     }
 }
 
@@ -75,7 +75,7 @@ impl Driver {
     pub fn start_relayed(
         &mut self,
         device: &mut Device,
-        set: &mut RelaySet,
+        set: &mut SvqSet,
         targets: &[(u16, Strategy)],
         dirty: &dyn Dirty,
     ) -> Result<(), Error> {

@@ -18,10 +18,10 @@ pub enum Reason {
     NoSuspend,
     /// SUSPEND, but no RESUME.
     NoResume,
-    /// SUSPEND and RESUME, but packed rings, which have no used ring to mediate.
+    /// SUSPEND and RESUME, but packed rings, which have no separate used ring.
     PackedRings,
     /// The driver relies on used elements in order, which private rings do not keep, and the device
-    /// cannot be mediated.
+    /// cannot get a used shadow.
     InOrder,
     /// As [`Reason::InOrder`], because its rings are packed.
     PackedInOrder,
@@ -36,11 +36,11 @@ impl fmt::Display for Reason {
             Self::NoSuspend => "the device cannot suspend, so it is reset",
             Self::NoResume => "the device suspends but does not resume, so it is reset",
             Self::PackedRings => {
-                "the device suspends and resumes, but a packed ring has no used ring to mediate"
+                "the device suspends and resumes, but a packed ring has no separate used ring"
             }
             Self::InOrder => "IN_ORDER was negotiated and the device cannot suspend",
             Self::PackedInOrder => {
-                "IN_ORDER was negotiated and a packed ring has no used ring to mediate"
+                "IN_ORDER was negotiated and a packed ring has no separate used ring"
             }
             Self::NotANetwork => {
                 "the device cannot suspend, and only a network device may repeat chains in flight"
@@ -51,8 +51,8 @@ impl fmt::Display for Reason {
 
 /// The strategy for the receive queues of a device with these negotiated `features` and
 /// `acknowledged` backend features. [`Strategy::Direct`] means that it cannot be relayed. Only a
-/// try shows whether ring state can be read. If a change to mediation fails for that reason, shadow
-/// remains.
+/// try shows whether ring state can be read. If a change to a used shadow fails for that reason,
+/// shadow remains.
 #[must_use]
 pub fn choose(
     info: &DeviceInfo,
@@ -66,17 +66,17 @@ pub fn choose(
     if packed && has(VIRTIO_F_IN_ORDER) {
         (Strategy::Direct, Reason::PackedInOrder)
     } else if suspends && resumes && packed {
-        (Strategy::Shadowed, Reason::PackedRings)
+        (Strategy::FullShadow, Reason::PackedRings)
     } else if suspends && resumes {
-        (Strategy::Mediated, Reason::SuspendsAndResumes)
+        (Strategy::UsedShadow, Reason::SuspendsAndResumes)
     } else if has(VIRTIO_F_IN_ORDER) {
         (Strategy::Direct, Reason::InOrder)
     } else if info.device_id != VIRTIO_ID_NET {
         (Strategy::Direct, Reason::NotANetwork)
     } else if suspends {
-        (Strategy::Shadowed, Reason::NoResume)
+        (Strategy::FullShadow, Reason::NoResume)
     } else {
-        (Strategy::Shadowed, Reason::NoSuspend)
+        (Strategy::FullShadow, Reason::NoSuspend)
     }
 }
 
@@ -86,7 +86,7 @@ mod tests {
     use crate::iova::IovaRange;
 
     #[test]
-    fn follows_from_what_the_device_can_do() {
+    fn follows_from_the_devices_abilities() {
         let info = |device_id| DeviceInfo {
             device_id,
             features: u64::MAX,
@@ -106,21 +106,26 @@ mod tests {
                 &net,
                 both,
                 0,
-                (Strategy::Mediated, Reason::SuspendsAndResumes),
+                (Strategy::UsedShadow, Reason::SuspendsAndResumes),
             ),
             (
                 &block,
                 both,
                 in_order,
-                (Strategy::Mediated, Reason::SuspendsAndResumes),
+                (Strategy::UsedShadow, Reason::SuspendsAndResumes),
             ),
             (
                 &block,
                 both,
                 packed,
-                (Strategy::Shadowed, Reason::PackedRings),
+                (Strategy::FullShadow, Reason::PackedRings),
             ),
-            (&net, none, packed, (Strategy::Shadowed, Reason::NoSuspend)),
+            (
+                &net,
+                none,
+                packed,
+                (Strategy::FullShadow, Reason::NoSuspend),
+            ),
             (
                 &net,
                 both,
@@ -133,12 +138,12 @@ mod tests {
                 packed,
                 (Strategy::Direct, Reason::NotANetwork),
             ),
-            (&net, none, 0, (Strategy::Shadowed, Reason::NoSuspend)),
+            (&net, none, 0, (Strategy::FullShadow, Reason::NoSuspend)),
             (
                 &net,
                 BackendFeatures::SUSPEND,
                 0,
-                (Strategy::Shadowed, Reason::NoResume),
+                (Strategy::FullShadow, Reason::NoResume),
             ),
             (&net, none, in_order, (Strategy::Direct, Reason::InOrder)),
             (&block, none, 0, (Strategy::Direct, Reason::NotANetwork)),

@@ -3,21 +3,21 @@
 //!
 //! ```text
 //!   Direct       guest ring ============================== device
-//!   Mediated     guest ring == descriptors, avail ring === device     (buffers: zero-copy
-//!                used ring <-- MediatedQueue <-- private used ring --+  in all three)
-//!   Shadowed     guest ring <--> ShadowQueue <--> private ring ===== device
+//!   UsedShadow   guest ring == descriptors, avail ring === device     (buffers: zero-copy
+//!                used ring <-- UsedShadow <-- private used ring --+  in all three)
+//!   FullShadow   guest ring <--> FullShadow <--> private ring ===== device
 //!
-//!   Direct <----> Mediated <----> Shadowed      each arrow: RelaySet::change on a device that
-//!      ^------------------------------^         suspends, RelaySet::start on any other
+//!   Direct <--> UsedShadow <--> FullShadow      each arrow: SvqSet::change on a device that
+//!      ^------------------------------^         suspends, SvqSet::start on any other
 //! ```
 //! A device that can begin only at the start of a ring stays shadowed until its driver resets it.
-//! Split rings are mediated or shadowed. **A packed ring can only be shadowed**: its used
-//! descriptors lie in the ring itself, so there is no used ring to replace.
+//! Split rings get a used shadow or a full shadow. **A packed ring can only get a full shadow**:
+//! its used descriptors lie in the ring itself, so there is no used ring to replace.
 //!
 //! Only the relay shows used elements to the guest. Before that it reports to a [`Dirty`] all
 //! memory that the device may have written for the chain. It **polls**: the guest's interrupt
 //! suppression is in memory that the device still reads, so a call eventfd is only a hint. The
-//! module has no thread; [`RelaySet::poll`] does a bounded amount of work and returns when to call
+//! module has no thread; [`SvqSet::poll`] does a bounded amount of work and returns when to call
 //! it again.
 //!
 //! All device-writable bytes of the chain count as written, whatever length the device reports. The
@@ -29,22 +29,22 @@
 
 mod choice;
 mod dirty;
-mod mediate;
+mod full_shadow;
 mod pace;
 mod ring;
 mod set;
-mod shadow;
 #[cfg(test)]
 mod tests;
+mod used_shadow;
 
 use std::fmt;
 
 pub use self::choice::{Reason, choose};
 pub use self::dirty::Dirty;
-pub use self::mediate::MediatedQueue;
+pub use self::full_shadow::FullShadow;
 pub use self::pace::{Pace, Pause, Signals};
-pub use self::set::{Prepared, Progress, RelaySet, RelayedQueue};
-pub use self::shadow::ShadowQueue;
+pub use self::set::{Prepared, Progress, RelayedQueue, SvqSet};
+pub use self::used_shadow::UsedShadow;
 use crate::device::{VringAddresses, VringBase};
 use crate::{Error, ErrorKind};
 
@@ -57,17 +57,17 @@ pub enum Strategy {
     /// The device works on the guest's ring; its writes are not seen.
     Direct,
     /// The device's used ring is private, the rest is the guest's.
-    Mediated,
+    UsedShadow,
     /// The device's ring is private.
-    Shadowed,
+    FullShadow,
 }
 
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Direct => "direct",
-            Self::Mediated => "mediated",
-            Self::Shadowed => "shadowed",
+            Self::UsedShadow => "used shadow",
+            Self::FullShadow => "full shadow",
         })
     }
 }
@@ -106,7 +106,7 @@ pub enum Position {
     Packed {
         /// The guest's position for the next used descriptor, and the first entry that no device
         /// ever took; [`VringBase::Packed`].
-        stands: VringBase,
+        ring_position: VringBase,
         /// Buffer ids of the chains that a device took and did not use, in the order of the entries
         /// between the two positions.
         in_flight: Vec<u16>,
@@ -120,7 +120,7 @@ impl Position {
     pub fn base(&self) -> VringBase {
         match self {
             Self::Split { used, .. } => VringBase::Split { index: *used },
-            Self::Packed { stands, .. } => stands.at_used(),
+            Self::Packed { ring_position, .. } => ring_position.at_used(),
         }
     }
 
@@ -134,17 +134,17 @@ impl Position {
 }
 
 /// The chains that the device holds are unknown: it took some before it was relayed, and may
-/// complete them in any order. The queue must be mediated until they are used.
+/// complete them in any order. Its used ring must be shadowed until they are used.
 fn in_flight_unknown(unknown: u16) -> Error {
     let message = format!(
-        "the device still holds {unknown} chains from before its used ring was mediated, and may \
+        "the device still holds {unknown} chains from before its used ring was shadowed, and may \
          use them in any order: try again when traffic on the queue has used them"
     );
     Error::new(ErrorKind::InFlightUnknown, message)
 }
 
 /// One relayed queue, for any strategy and ring format.
-pub trait Relay: fmt::Debug + Send {
+pub trait Svq: fmt::Debug + Send {
     /// The queue's strategy.
     fn strategy(&self) -> Strategy;
 
@@ -165,7 +165,7 @@ pub trait Relay: fmt::Debug + Send {
     /// afterwards if the device does.
     ///
     /// # Errors
-    /// As [`Relay::pass`].
+    /// As [`Svq::pass`].
     fn finish(&mut self, dirty: &dyn Dirty) -> Result<Pass, Error> {
         let mut sum = Pass::default();
         loop {
@@ -180,7 +180,7 @@ pub trait Relay: fmt::Debug + Send {
         }
     }
 
-    /// Prepares the guest's ring for the next device, after [`Relay::finish`] and with the device
+    /// Prepares the guest's ring for the next device, after [`Svq::finish`] and with the device
     /// still stopped. A device that begins at [`Position::base`] then takes each chain in flight
     /// once.
     ///

@@ -27,7 +27,7 @@ const MOST_SPINS: u32 = 8;
 const FIRST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
 /// The pause if every event is signalled. It is needed only for a device that loses a signal.
-const TOLD: Duration = Duration::from_millis(20);
+const NOTIFIED: Duration = Duration::from_millis(20);
 
 /// The time of the next poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,8 +96,8 @@ impl Pace {
         // Shifted by more than 5 both exceed their maximum.
         let times = 1 << doublings.min(5);
         Pause::AtMost(match signals {
-            Signals::All => TOLD,
-            Signals::Urgent => (LONGEST * times).min(TOLD),
+            Signals::All => NOTIFIED,
+            Signals::Urgent => (LONGEST * times).min(NOTIFIED),
             Signals::Hints => (FIRST * times).min(LONGEST),
         })
     }
@@ -142,9 +142,9 @@ mod tests {
         for _ in 1..MOST_SPINS {
             assert_eq!(pace.next(false, Signals::All), Pause::None);
         }
-        assert_eq!(pace.next(false, Signals::All), Pause::AtMost(TOLD));
-        assert_eq!(pace.next(false, Signals::All), Pause::AtMost(TOLD));
-        // A mediated queue was added in between.
+        assert_eq!(pace.next(false, Signals::All), Pause::AtMost(NOTIFIED));
+        assert_eq!(pace.next(false, Signals::All), Pause::AtMost(NOTIFIED));
+        // A used-shadow queue was added in between.
         let Pause::AtMost(pause) = pace.next(false, Signals::Hints) else {
             panic!("no pause");
         };

@@ -27,10 +27,10 @@ impl GuestRing {
                 })
             }
             Self::Packed(ring) => {
-                let stands = ring.standing().map_err(not_known)?;
+                let ring_position = ring.ring_position().map_err(not_known)?;
                 Ok(Position::Packed {
-                    stands,
-                    in_flight: ring.ids(stands).map_err(not_known)?,
+                    ring_position,
+                    in_flight: ring.ids(ring_position).map_err(not_known)?,
                 })
             }
         }
@@ -47,7 +47,7 @@ impl GuestRing {
             // The entries from the used index on are the chains in flight.
             Self::Split(_) if in_order => Ok(()),
             Self::Split(ring) => ring.check_order(),
-            Self::Packed(ring) => ring.standing().map(drop).map_err(not_known),
+            Self::Packed(ring) => ring.ring_position().map(drop).map_err(not_known),
         }
     }
 
@@ -60,7 +60,10 @@ impl GuestRing {
             Self::Split(ring) => Ok(VringBase::Split {
                 index: ring.used_index()?,
             }),
-            Self::Packed(ring) => ring.standing().map(VringBase::at_used).map_err(not_known),
+            Self::Packed(ring) => ring
+                .ring_position()
+                .map(VringBase::at_used)
+                .map_err(not_known),
         }
     }
 }

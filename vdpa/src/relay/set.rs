@@ -14,25 +14,25 @@
 //! **Chains that the device took and did not use.** A device that suspends keeps them when only its
 //! used ring changes. When the whole ring changes, the device begins at the guest's used index. The
 //! avail entries from there on name the chains in flight
-//! ([`arrange`](crate::ring::split::GuestRing::arrange)). A mediation counts them.
+//! ([`arrange`](crate::ring::split::GuestRing::arrange)). A used shadow counts them.
 //!
 //! Under [`Strategy::Direct`] they are not counted, so a suspended device must hold none (its base
-//! is the used index). Otherwise the change is refused, and [`Strategy::Mediated`] must come first.
-//! A reset device cannot be queried, so the entries are taken as they are. That is right for a
-//! device that completes in order; [`RelaySet::can_restart`] looks for signs of the contrary before
+//! is the used index). Otherwise the change is refused, and [`Strategy::UsedShadow`] must come
+//! first. A reset device cannot be queried, so the entries are taken as they are. That is right for
+//! a device that completes in order; [`SvqSet::can_restart`] looks for signs of the contrary before
 //! the reset. A transmitted frame may go out twice then, and none is lost.
 //!
 //! **Packed rings** are direct or shadowed. A packed ring is not taken over while its suspended
 //! device holds chains. Used descriptors overwrite others, so with completion out of order the held
 //! chains' descriptors may be lost. Try again until the device holds none. After a reset the flags
 //! in the ring show the position
-//! ([`packed::GuestRing::standing`](crate::ring::packed::GuestRing::standing)), if each chain is
-//! one descriptor. A shadow has copies of the descriptors, and writes them again where the next
-//! device begins.
+//! ([`packed::GuestRing::ring_position`](crate::ring::packed::GuestRing::ring_position)), if each
+//! chain is one descriptor. A shadow has copies of the descriptors, and writes them again where the
+//! next device begins.
 //!
 //! Private memory of one queue, mapped once, in the guest's address space:
 //! ```text
-//!   split    | descriptors, avail ring | used ring of the shadow | used ring of the mediation |
+//!   split    | descriptors, avail ring | used ring of the shadow | used ring of the used shadow |
 //!            +--- device reads only ---+--- device writes -------+--- device writes ----------+
 //!   packed   | driver event            | descriptors, device event |
 //!            +--- device reads only ---+--- device writes ---------+
@@ -43,15 +43,15 @@
 //!
 //! Other parts of the device are not handled here: a control queue belongs to the caller.
 
-mod lane;
 mod queues;
+mod svq_queue;
 
 use std::error::Error as StdError;
 
 use vmm_sys_util::eventfd::EventFd;
 
-pub use self::lane::RelayedQueue;
-use self::lane::{Features, Lane, Mode, signal};
+pub use self::svq_queue::RelayedQueue;
+use self::svq_queue::{Features, Mode, SvqQueue, signal};
 use super::{Dirty, Pace, Pause, Position, Signals, Strategy};
 use crate::device::{Device, DeviceInfo, State, VringBase};
 use crate::iotlb::Iotlb;
@@ -59,7 +59,7 @@ use crate::ring::RingFeatures;
 use crate::window::PrivateWindow;
 use crate::{Error, ErrorKind};
 
-/// The new mode of each queue when its device starts: see [`RelaySet::prepare_start`].
+/// The new mode of each queue when its device starts: see [`SvqSet::prepare_start`].
 #[derive(Debug)]
 pub struct Prepared(Vec<(usize, Mode, VringBase)>);
 
@@ -76,13 +76,13 @@ pub struct Progress {
 
 /// The relayed queues of one device. See the module.
 #[derive(Debug)]
-pub struct RelaySet {
-    lanes: Vec<Lane>,
+pub struct SvqSet {
+    svqs: Vec<SvqQueue>,
     features: Features,
     pace: Pace,
 }
 
-impl RelaySet {
+impl SvqSet {
     /// Creates private rings for `queues`, which are all direct, and maps them in address space 0.
     /// `features` are the negotiated ones.
     ///
@@ -98,7 +98,7 @@ impl RelaySet {
     ) -> Result<Self, Error> {
         let ring = RingFeatures::of(features);
         let mut set = Self {
-            lanes: Vec::with_capacity(queues.len()),
+            svqs: Vec::with_capacity(queues.len()),
             features: Features {
                 event_idx: ring.event_idx,
                 in_order: ring.in_order,
@@ -119,17 +119,17 @@ impl RelaySet {
     /// The strategy of a queue; `None` if it is not in the set.
     #[must_use]
     pub fn strategy(&self, queue: u16) -> Option<Strategy> {
-        let lane = self.lanes.iter().find(|lane| lane.queue.index == queue)?;
-        Some(lane.mode.strategy())
+        let svq = self.svqs.iter().find(|svq| svq.queue.index == queue)?;
+        Some(svq.mode.strategy())
     }
 
     /// The eventfds whose signal justifies an early poll. The waiter also reads them.
     pub fn hints(&self) -> impl Iterator<Item = &EventFd> {
-        self.lanes.iter().flat_map(|lane| {
-            let (hint, kick) = match lane.mode {
+        self.svqs.iter().flat_map(|svq| {
+            let (hint, kick) = match svq.mode {
                 Mode::Direct => (None, None),
-                Mode::Mediated(_) => (Some(&lane.hint), None),
-                Mode::Shadowed(_) => (Some(&lane.hint), Some(&*lane.queue.kick)),
+                Mode::UsedShadow(_) => (Some(&svq.hint), None),
+                Mode::FullShadow(_) => (Some(&svq.hint), Some(&*svq.queue.kick)),
             };
             hint.into_iter().chain(kick)
         })
@@ -143,17 +143,17 @@ impl RelaySet {
         let (mut used, mut forwarded) = (0u32, 0u32);
         let (mut more, mut relayed) = (false, false);
         let mut signals = Signals::All;
-        for lane in &mut self.lanes {
-            let Some(relay) = lane.mode.relay().filter(|_| !lane.broken) else {
+        for svq in &mut self.svqs {
+            let Some(relay) = svq.mode.relay().filter(|_| !svq.broken) else {
                 continue;
             };
             relayed = true;
             let pass = match relay.pass(dirty) {
                 Ok(pass) => pass,
                 Err(source) => {
-                    lane.broken = true;
-                    let message = format!("queue {} is broken", lane.queue.index);
-                    return Err(lane.blamed(message, source));
+                    svq.broken = true;
+                    let message = format!("queue {} is broken", svq.queue.index);
+                    return Err(svq.blamed(message, source));
                 }
             };
             used += u32::from(pass.used);
@@ -161,10 +161,10 @@ impl RelaySet {
             more |= pass.more;
             signals = signals.min(pass.signals);
             // An eventfd that cannot be written is no longer in use.
-            if pass.kick && lane.kick_device().is_err()
-                || pass.interrupt && signal(&lane.queue.call).is_err()
+            if pass.kick && svq.kick_device().is_err()
+                || pass.interrupt && signal(&svq.queue.call).is_err()
             {
-                tracing::warn!(queue = lane.queue.index, "cannot signal an eventfd");
+                tracing::warn!(queue = svq.queue.index, "cannot signal an eventfd");
             }
         }
         let worked = more || used > 0 || forwarded > 0;
@@ -184,19 +184,19 @@ impl RelaySet {
     /// each queue, by queue index. For migration.
     ///
     /// # Errors
-    /// As [`Relay::settle`](super::Relay::settle); a direct queue's chains in flight are those that
+    /// As [`Svq::settle`](super::Svq::settle); a direct queue's chains in flight are those that
     /// its ring names.
     pub fn positions(&mut self, dirty: &dyn Dirty) -> Result<Vec<(u16, Position)>, Error> {
-        self.lanes
+        self.svqs
             .iter_mut()
-            .map(|lane| {
-                let position = match lane.mode.relay() {
+            .map(|svq| {
+                let position = match svq.mode.relay() {
                     Some(relay) => relay.finish(dirty).and_then(|_| relay.settle()),
-                    None => lane.queue.ring.position(),
+                    None => svq.queue.ring.position(),
                 };
                 match position {
-                    Ok(position) => Ok((lane.queue.index, position)),
-                    Err(source) => Err(lane.failed(source)),
+                    Ok(position) => Ok((svq.queue.index, position)),
+                    Err(source) => Err(svq.failed(source)),
                 }
             })
             .collect()
@@ -209,7 +209,7 @@ impl RelaySet {
     /// # Errors
     /// A queue cannot change, or the device refuses. [`Device::state`] shows the result: a running
     /// device works as before. A suspended one may have some of the new rings: reset it and
-    /// [`RelaySet::start`] it.
+    /// [`SvqSet::start`] it.
     pub fn change(
         &mut self,
         device: &mut Device,
@@ -223,20 +223,20 @@ impl RelaySet {
             Err(error) => {
                 // Old rings, old modes: the device continues as before.
                 let _ = device.resume();
-                for lane in &self.lanes {
-                    let _ = lane.nudge();
+                for svq in &self.svqs {
+                    let _ = svq.spurious_notify();
                 }
                 return Err(error);
             }
         };
-        for (lane, mode, base) in prepared {
-            self.switch(device, lane, mode, base)?;
+        for (svq, mode, base) in prepared {
+            self.switch(device, svq, mode, base)?;
         }
         device.resume().map_err(refused)?;
-        self.nudge()
+        self.spurious_notify()
     }
 
-    /// Whether [`RelaySet::prepare_start`] will know the positions of all rings and the chains in
+    /// Whether [`SvqSet::prepare_start`] will know the positions of all rings and the chains in
     /// flight. To be called **before the device is reset**. After the reset an unknown queue is
     /// lost to the guest, or the device would write to chains that are not its own. Only direct
     /// rings may fail this. The device and the guest's driver may continue; a refusal takes some
@@ -246,10 +246,10 @@ impl RelaySet {
     /// A packed ring does not show its position. For a split ring whose device completes out of
     /// order, the kind is [`ErrorKind::InFlightUnknown`].
     pub fn can_restart(&self) -> Result<(), Error> {
-        for lane in &self.lanes {
-            if let Mode::Direct = lane.mode {
-                let order = lane.queue.ring.check_order(self.features.in_order);
-                order.map_err(|source| lane.failed(source))?;
+        for svq in &self.svqs {
+            if let Mode::Direct = svq.mode {
+                let order = svq.queue.ring.check_order(self.features.in_order);
+                order.map_err(|source| svq.failed(source))?;
             }
         }
         Ok(())
@@ -270,23 +270,23 @@ impl RelaySet {
     ) -> Result<Prepared, Error> {
         let wanted = self.check(targets)?;
         let features = self.features;
-        let mut prepared = Vec::with_capacity(self.lanes.len());
-        for (position, lane) in self.lanes.iter_mut().enumerate() {
-            let target = wanted.iter().find(|(lane, _)| *lane == position);
-            let strategy = target.map_or(lane.mode.strategy(), |&(_, strategy)| strategy);
-            let known = known.iter().find(|(queue, _)| *queue == lane.queue.index);
+        let mut prepared = Vec::with_capacity(self.svqs.len());
+        for (position, svq) in self.svqs.iter_mut().enumerate() {
+            let target = wanted.iter().find(|(svq, _)| *svq == position);
+            let strategy = target.map_or(svq.mode.strategy(), |&(_, strategy)| strategy);
+            let known = known.iter().find(|(queue, _)| *queue == svq.queue.index);
             let used = match known {
-                Some(&(_, stands)) if lane.is_packed() => stands.at_used(),
-                _ => lane.settle(dirty)?,
+                Some(&(_, ring_position)) if svq.is_packed() => ring_position.at_used(),
+                _ => svq.settle(dirty)?,
             };
             // A fresh private ring begins at its start, which every device accepts.
-            let base = if strategy == Strategy::Shadowed {
-                lane.initial_base()
+            let base = if strategy == Strategy::FullShadow {
+                svq.initial_base()
             } else {
                 used
             };
-            let mode = lane.make(strategy, features, used, base);
-            let mode = mode.map_err(|source| lane.failed(source))?;
+            let mode = svq.make(strategy, features, used, base);
+            let mode = mode.map_err(|source| svq.failed(source))?;
             prepared.push((position, mode, base));
         }
         Ok(Prepared(prepared))
@@ -313,7 +313,7 @@ impl RelaySet {
             }
             return Err(error);
         }
-        self.nudge()
+        self.spurious_notify()
     }
 
     fn begin(
@@ -322,29 +322,29 @@ impl RelaySet {
         prepared: Prepared,
         replay: impl FnOnce() -> Result<(), Box<dyn StdError + Send + Sync>>,
     ) -> Result<(), Error> {
-        for (lane, mode, base) in prepared.0 {
-            self.set_up(device, lane, mode, base)?;
+        for (svq, mode, base) in prepared.0 {
+            self.set_up(device, svq, mode, base)?;
         }
         device.start().map_err(refused)?;
         replay().map_err(Error::context("cannot replay the control state"))
     }
 
-    /// Positions in `lanes` of the queues to change, without those that are unchanged.
+    /// Positions in `svqs` of the queues to change, without those that are unchanged.
     fn check(&self, targets: &[(u16, Strategy)]) -> Result<Vec<(usize, Strategy)>, Error> {
         let mut wanted = Vec::with_capacity(targets.len());
         for &(queue, strategy) in targets {
-            let position = self.lanes.iter().position(|lane| lane.queue.index == queue);
+            let position = self.svqs.iter().position(|svq| svq.queue.index == queue);
             let position = position.ok_or_else(|| no_such_queue(queue))?;
-            if strategy == Strategy::Shadowed && self.features.in_order {
+            if strategy == Strategy::FullShadow && self.features.in_order {
                 // Private rings do not keep the order that IN_ORDER guarantees.
                 return Err(Error::other(format!(
                     "cannot shadow queue {queue}: IN_ORDER was negotiated"
                 )));
             }
-            let lane = self.lanes.get(position);
-            if strategy == Strategy::Mediated && lane.is_some_and(Lane::is_packed) {
+            let svq = self.svqs.get(position);
+            if strategy == Strategy::UsedShadow && svq.is_some_and(SvqQueue::is_packed) {
                 return Err(Error::other(format!(
-                    "cannot mediate queue {queue}: a packed ring has no used ring of its own; \
+                    "cannot shadow the used ring of queue {queue}: a packed ring has none; \
                      shadow it"
                 )));
             }
@@ -362,29 +362,29 @@ impl RelaySet {
         let mut prepared = Vec::with_capacity(wanted.len());
         for &(position, strategy) in wanted {
             let features = self.features;
-            let Some(lane) = self.lanes.get_mut(position) else {
+            let Some(svq) = self.svqs.get_mut(position) else {
                 continue;
             };
-            let now = lane.mode.strategy();
+            let now = svq.mode.strategy();
             if now == strategy {
                 continue;
             }
-            let stopped = device.vring_base(lane.queue.index);
+            let stopped = device.vring_base(svq.queue.index);
             let base = match (now, strategy) {
-                (Strategy::Direct, Strategy::Shadowed) => lane.take_over(stopped)?,
-                (Strategy::Shadowed, _) | (_, Strategy::Shadowed) => lane.settle(dirty)?,
+                (Strategy::Direct, Strategy::FullShadow) => svq.take_over(stopped)?,
+                (Strategy::FullShadow, _) | (_, Strategy::FullShadow) => svq.settle(dirty)?,
                 _ => {
                     // Only the used ring changes: the device continues at its position, with the
                     // chains it has taken.
-                    if let Some(relay) = lane.mode.relay() {
+                    if let Some(relay) = svq.mode.relay() {
                         let finished = relay.finish(dirty);
-                        finished.map_err(|source| lane.failed(source))?;
+                        finished.map_err(|source| svq.failed(source))?;
                     }
                     stopped.map_err(refused)?
                 }
             };
-            let mode = lane.make(strategy, features, base, base);
-            let mode = mode.map_err(|source| lane.failed(source))?;
+            let mode = svq.make(strategy, features, base, base);
+            let mode = mode.map_err(|source| svq.failed(source))?;
             prepared.push((position, mode, base));
         }
         Ok(prepared)
@@ -397,14 +397,14 @@ impl RelaySet {
         mut mode: Mode,
         base: VringBase,
     ) -> Result<(), Error> {
-        let Some(lane) = self.lanes.get_mut(position) else {
+        let Some(svq) = self.svqs.get_mut(position) else {
             return Ok(());
         };
-        let allowed = lane.allowed();
+        let allowed = svq.allowed();
         device
-            .switch_vring(lane.queue.index, &lane.config(&mut mode, base), &allowed)
+            .switch_vring(svq.queue.index, &svq.config(&mut mode, base), &allowed)
             .map_err(refused)?;
-        lane.mode = mode;
+        svq.mode = mode;
         Ok(())
     }
 
@@ -415,13 +415,13 @@ impl RelaySet {
         mut mode: Mode,
         base: VringBase,
     ) -> Result<(), Error> {
-        let Some(lane) = self.lanes.get_mut(position) else {
+        let Some(svq) = self.svqs.get_mut(position) else {
             return Ok(());
         };
-        let (queue, allowed) = (lane.queue.index, lane.allowed());
-        let initial = lane.initial_base();
+        let (queue, allowed) = (svq.queue.index, svq.allowed());
+        let initial = svq.initial_base();
         device
-            .set_vring(queue, &lane.config(&mut mode, base), &allowed)
+            .set_vring(queue, &svq.config(&mut mode, base), &allowed)
             .and_then(|()| device.enable_vring(queue))
             .map_err(|source| {
                 // Some devices can begin only at the start of a ring.
@@ -433,14 +433,14 @@ impl RelaySet {
                 ))
                 .because(source)
             })?;
-        lane.mode = mode;
-        lane.broken = false;
+        svq.mode = mode;
+        svq.broken = false;
         Ok(())
     }
 
-    fn nudge(&mut self) -> Result<(), Error> {
+    fn spurious_notify(&mut self) -> Result<(), Error> {
         self.pace = Pace::default();
-        self.lanes.iter().try_for_each(Lane::nudge)
+        self.svqs.iter().try_for_each(SvqQueue::spurious_notify)
     }
 }
 

@@ -247,7 +247,7 @@ impl DriverQueue {
         let id = u32::from(head);
         let chain = chain.ok_or(Violation::NotOutstanding { id })?;
         self.outstanding_count -= 1;
-        each!(&mut self.ring, ring => ring.take_back(head, chain.descriptors));
+        each!(&mut self.ring, ring => ring.reclaim(head, chain.descriptors));
         if self.memory.event_idx && self.interrupts {
             each!(&self.ring, ring => ring.ask_for_next(&self.memory))?;
         }

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_element_stands_for_all_before_it() {
+    fn an_element_completes_all_before_it() {
         let mut order = InOrder::default();
         [7, 3, 5, 2]
             .iter()

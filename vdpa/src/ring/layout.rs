@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_device_writes_has_pages_of_its_own() {
+    fn device_writable_areas_have_their_own_pages() {
         for size in [1, 2, 64, 128, 256, 32768] {
             let layout = SplitLayout::new(size).unwrap();
             assert!(layout.used_offset.is_multiple_of(4096) && layout.total.is_multiple_of(4096));

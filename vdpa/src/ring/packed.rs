@@ -17,7 +17,7 @@
 mod device;
 mod driver;
 mod guest;
-mod standing;
+mod ring_position;
 
 use std::num::Wrapping;
 

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_and_hosts_are_told_apart() {
+    fn sockets_and_hosts_are_distinguished() {
         let socket: Address = "/run/bellhop/node.socket".parse().unwrap();
         assert_eq!(socket, Address::Socket("/run/bellhop/node.socket".into()));
         for text in [

@@ -304,9 +304,9 @@ pub struct DiskConfig {
     /// Reject writes.
     #[serde(default)]
     pub readonly: bool,
-    /// As a vDPA device's `rescue`.
-    #[serde(default)]
-    pub rescue: bool,
+    /// As a vDPA device's `stall_kick`.
+    #[serde(default, alias = "rescue")]
+    pub stall_kick: bool,
 }
 
 impl DiskConfig {

@@ -93,7 +93,8 @@ described! {
         /// The body is not JSON.
         MalformedBody,
         /// The guest may run on another node.
-        MayBeElsewhere,
+        #[serde(alias = "may_be_elsewhere")]
+        MigrationUnknown,
         /// The path does not support this method.
         MethodNotAllowed,
         /// The machine is being migrated.
@@ -173,7 +174,8 @@ described! {
         /// The machine is being saved.
         Saving,
         /// The location of the guest is known.
-        Settled,
+        #[serde(alias = "settled")]
+        Resolved,
         /// Another request wants the virtual machine to run.
         StartedAgain,
         /// The virtual machine is starting.

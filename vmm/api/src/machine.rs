@@ -14,7 +14,7 @@ pub use disk::{DiskChange, DiskInfo, DiskSummary};
 pub use migration::{
     CONNECTIONS, CONNECTIONS_MAX, DOWNTIME_MS, Direction, DowntimeParts, Forecast, InFlight,
     MigrationObstacle, MigrationPhase, MigrationRequest, MigrationStatus, MigrationTrial, Place,
-    ReceiveConfig, SendConfig, SettleRequest, TIMEOUT_S, TlsFiles,
+    ReceiveConfig, ResolveRequest, SendConfig, TIMEOUT_S, TlsFiles,
 };
 pub use nic::{FailoverInfo, FailoverPhase, NicChange, NicInfo, NicSummary};
 pub use snapshot::{RestoreRequest, SNAPSHOT_TIME, SnapshotInfo, SnapshotRequest, UpgradeRequest};

@@ -24,7 +24,7 @@ pub use event::{Event, EventChange};
 pub use labels::{
     BadLabel, Labels, Selector, annotations_schema, check_annotations, check_labels, labels_schema,
 };
-pub use nic::{HostNicSpec, NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
+pub use nic::{HostNicSpec, NicBackup, NicId, NicKind, NicMove, NicSettings, NicSettingsError};
 pub use operation::{
     OPERATION_WAIT_MAX_S, Operation, OperationKind, OperationPhase, OperationProgress,
     OperationQuery, OperationResult, OperationWait, UpgradeInfo,
@@ -34,7 +34,7 @@ pub use snapshot::{BadSnapshotName, Snapshot, SnapshotName, VmSnapshotRequest};
 pub use spec_change::{Applied, SpecChange, VmChanges};
 pub use vm::{
     AfterGrace, BadPhase, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S,
-    MayBeElsewhere, Restart, StopMode, Vm, VmNicDevice, VmObserved, VmPhase, VmStateChange,
+    MigrationUnknown, Restart, StopMode, Vm, VmNicDevice, VmObserved, VmPhase, VmStateChange,
 };
 
 /// The daemon.

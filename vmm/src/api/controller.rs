@@ -221,9 +221,10 @@ impl Controller {
         if let Some(last) = &*last {
             match (last.end(), last.direction()) {
                 (None, _) => return Err(ApiError::MigrationRuns),
-                // The unsettled migration must be resolved first, and stay on record until then.
-                (Some(MigrationEnd::Unsettled { .. }), _) => {
-                    return Err(RequestError::StandsStill.into());
+                // The indeterminate migration must be resolved first, and stay on record until
+                // then.
+                (Some(MigrationEnd::Indeterminate { .. }), _) => {
+                    return Err(RequestError::Quiesced.into());
                 }
                 (Some(MigrationEnd::Moved), Direction::Send) => {
                     return Err(RequestError::Ended.into());

@@ -50,7 +50,7 @@ pub(super) enum ApiError {
     MigrationRuns,
     /// The place of the guest is known.
     #[error("the guest's location is known, or the migration has not ended")]
-    Settled,
+    Resolved,
     /// The process cannot create a thread.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
@@ -73,7 +73,7 @@ impl Problem for ApiError {
             Self::Request(error) => request(error),
             Self::NoMigration => (StatusCode::NOT_FOUND, "no_migration"),
             Self::MigrationRuns => (StatusCode::CONFLICT, "migrating"),
-            Self::Settled => (StatusCode::CONFLICT, "settled"),
+            Self::Resolved => (StatusCode::CONFLICT, "resolved"),
             Self::Thread(_) => (StatusCode::INTERNAL_SERVER_ERROR, "host_failed"),
             Self::TooManyWatchers => (StatusCode::SERVICE_UNAVAILABLE, "too_many_watchers"),
             Self::Ending => (StatusCode::SERVICE_UNAVAILABLE, "ending"),
@@ -105,11 +105,11 @@ fn request(error: &RequestError) -> (StatusCode, &'static str) {
             DeviceKind::Nic => (StatusCode::CONFLICT, "not_a_nic"),
             DeviceKind::Disk => (StatusCode::CONFLICT, "not_a_disk"),
         },
-        RequestError::OwnFailover(_) => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
+        RequestError::OwnBackup(_) => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
         RequestError::NoAnnouncement(_) => (StatusCode::CONFLICT, "cannot_announce"),
         RequestError::DirtyLog { .. } => (StatusCode::CONFLICT, "cannot_follow_writes"),
-        RequestError::Migrating | RequestError::StandsStill => (StatusCode::CONFLICT, "migrating"),
-        RequestError::Settled => (StatusCode::CONFLICT, "settled"),
+        RequestError::Migrating | RequestError::Quiesced => (StatusCode::CONFLICT, "migrating"),
+        RequestError::Resolved => (StatusCode::CONFLICT, "resolved"),
         RequestError::Crashed(_) => (StatusCode::CONFLICT, "crashed"),
         RequestError::NotMovable(_) => (StatusCode::CONFLICT, "cannot_move"),
         RequestError::Saving => (StatusCode::CONFLICT, "saving"),

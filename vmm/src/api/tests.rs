@@ -19,7 +19,7 @@ use super::*;
 use crate::config::VmConfig;
 use crate::http::server::BODY_MAX;
 use crate::http::{HttpError, Problem as _};
-use crate::machine::pretend::PretendMachine;
+use crate::machine::fake_machine::FakeMachine;
 use crate::machine::{DeviceKind, Origin, StopHandle};
 use crate::{Error, ErrorKind};
 
@@ -35,7 +35,7 @@ struct Inside {
     stop: StopHandle,
     runtime: tokio::runtime::Runtime,
     /// The fake VM, once it is built.
-    machine: Option<PretendMachine>,
+    machine: Option<FakeMachine>,
 }
 
 impl Inside {
@@ -229,7 +229,7 @@ fn deep_and_large_bodies_are_refused() {
 }
 
 #[test]
-fn what_is_not_there_says_so() {
+fn the_error_for_a_missing_object_names_it() {
     let inside = Inside::new(None);
     for path in ["/", "/v1", "/v1/vm/", "/v1/vm/../vm", "/v1/%00", "/v2/vm"] {
         inside.refused("GET", path, "", (404, "no_such_path"));
@@ -240,7 +240,7 @@ fn what_is_not_there_says_so() {
 }
 
 #[test]
-fn a_requests_name_is_the_clients_if_it_can_stand_in_a_log() {
+fn a_request_id_is_the_clients_if_it_is_safe_to_log() {
     let inside = Inside::new(None);
     let long = "x".repeat(65);
     for (given, taken) in [
@@ -567,7 +567,7 @@ fn the_end_waits_for_answers_but_not_for_clients() {
 }
 
 #[test]
-fn a_process_that_cannot_go_on_says_why() {
+fn a_process_that_cannot_continue_gives_the_reason() {
     let served = Served::new("failed");
     let mut stream = served.connect();
     // After one answer the connection is certainly accepted when the server ends.
@@ -587,7 +587,7 @@ fn a_process_that_cannot_go_on_says_why() {
 }
 
 #[test]
-fn a_socket_in_use_is_said() {
+fn a_socket_in_use_is_an_error() {
     let served = Served::new("twice");
     let again = Server::start(&served.path, None, &served.stop).unwrap_err();
     assert!(again.to_string().contains("serves"), "{again}");

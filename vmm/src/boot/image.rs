@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_what_it_sees() {
+    fn names_the_kind_of_image() {
         assert_eq!(Magic::of(b"\x7fELF\x02"), Magic::Elf);
         let mut bzimage = [0; PROBE_LEN];
         bzimage[..2].copy_from_slice(b"MZ");

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn says_both_sizes() {
+    fn the_error_names_both_sizes() {
         let layout = Layout::new(64 * MIB, 40).unwrap();
         let error = place(100 * MIB, u64::MAX, KERNEL, &layout).unwrap_err();
         assert_eq!(

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_what_boot_does_not_define() {
+    fn keeps_bits_that_boot_does_not_define() {
         let initial = kvm_sregs {
             apic_base: 0xfee0_0900,
             cr2: 7,

@@ -347,7 +347,7 @@ fn wrong_files_are_named() {
 }
 
 #[test]
-fn an_elf_without_the_note_says_what_to_do() {
+fn an_elf_without_the_note_is_refused_with_a_remedy() {
     let directory = Directory::new();
     let mut elf = sample_elf();
     put(&mut elf, 184, &[17]);

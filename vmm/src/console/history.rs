@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_is_read_and_what_is_gone_is_counted() {
+    fn output_is_replayed_and_dropped_bytes_are_counted() {
         let history = History::new().unwrap();
         history.push(b"one");
         assert!(history.written().read().is_ok());

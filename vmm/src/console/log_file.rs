@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_counted_and_said_later() {
+    fn unwritten_output_is_counted_and_reported_later() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let directory = Directory::new("console-full");
         let path = directory.log();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_of_ours_is_refused() {
+    fn foreign_files_are_refused() {
         let directory = Directory::new("console-odd");
         let link = directory.0.join("link");
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();

@@ -172,7 +172,7 @@ impl Drop for Client {
 }
 
 /// The machine's side of a [`ConsoleSocket`], in the vmm thread.
-pub(crate) struct SocketScreen {
+pub(crate) struct SocketOutput {
     socket: ConsoleSocket,
     client: Option<Client>,
     logged: u64,
@@ -181,7 +181,7 @@ pub(crate) struct SocketScreen {
     listening: bool,
 }
 
-impl SocketScreen {
+impl SocketOutput {
     /// Registers the console with the loop.
     ///
     /// # Errors
@@ -411,7 +411,7 @@ impl SocketScreen {
 }
 
 vdpa::opaque_debug! {
-    SocketScreen, this =>
+    SocketOutput, this =>
     client: this.client.as_ref().map(|client| client.pid),
     loss: this.loss(),
 }

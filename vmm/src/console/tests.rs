@@ -155,7 +155,7 @@ fn a_regular_file_is_read_as_room_comes() {
 }
 
 #[test]
-fn reset_drops_what_the_old_guest_did_not_take() {
+fn reset_drops_input_of_the_old_guest() {
     let (events, _always) = events();
     let (reader, mut writer) = pipe();
     let mut pump = pump(Input(reader), &events);

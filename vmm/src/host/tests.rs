@@ -73,7 +73,7 @@ fn a_node_must_be_there_and_large_enough() {
 }
 
 #[test]
-fn a_device_is_where_its_nearest_parent_says() {
+fn a_device_is_on_the_node_of_its_nearest_parent() {
     let tree = Tree::new(&[
         ("devices/pci0000:00/numa_node", "0\n"),
         ("devices/pci0000:00/0000:00:01.0/numa_node", "1\n"),

@@ -110,9 +110,9 @@ impl Text {
             ),
             (
                 Kind::Counter,
-                "bellhop_queue_rescues_total",
+                "bellhop_queue_stall_kicks_total",
                 "How often the stuck queue was kicked and its driver interrupted",
-                |watch| Some(watch.rescues),
+                |watch| Some(watch.stall_kicks),
             ),
         ];
         for (kind, name, help, value) in families {

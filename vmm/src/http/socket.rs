@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_comes_and_goes() {
+    fn a_socket_is_created_and_deleted() {
         let directory = Directory::new("api-socket");
         let path = directory.0.join("s");
         // No server listens here any more.
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_stays() {
+    fn other_files_at_the_socket_path_stay() {
         let directory = Directory::new("api-no-socket");
         let path = directory.0.join("f");
         fs::write(&path, "mine").unwrap();

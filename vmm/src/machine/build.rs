@@ -15,18 +15,18 @@ use devices::legacy::serial::Serial;
 use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplug, Slot};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::board::UpgradeStatus;
+use super::device_manager::DeviceManager;
 use super::devices::{self as backends, Device};
 use super::faults::DoorbellFaults;
 use super::generation::Generation;
-use super::inventory::Inventory;
-use super::migration::Leaving;
+use super::migration::OutgoingState;
 use super::parts::Machine;
 use super::queue::Requests;
 use super::signals::{StatisticsHandle, StopHandle};
+use super::status_publisher::UpgradeStatus;
 use crate::Error;
 use crate::config::{VdpaConfig, VmConfig};
-use crate::console::{Attached, Console, Screen};
+use crate::console::{Attached, Console, ConsoleOutput};
 use crate::event_loop::{EventLoop, Timer, Token};
 use crate::host::Host;
 use crate::kvm::cpuid::{baseline, physical_address_bits};
@@ -113,10 +113,11 @@ impl Machine {
         let power = Arc::new(PowerSignal::new().map_err(Error::failed("eventfd"))?);
         let events = EventLoop::new().map_err(Error::failed("epoll_create1"))?;
         let Attached {
-            screen,
+            console_output,
             input,
             writer,
-        } = Screen::attach(console, &events).map_err(Error::failed("waiting for the console"))?;
+        } = ConsoleOutput::attach(console, &events)
+            .map_err(Error::failed("waiting for the console"))?;
         let interrupt = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)
             .map(Arc::new)
             .map_err(Error::failed("eventfd"))?;
@@ -199,7 +200,7 @@ impl Machine {
         let memory = Arc::new(ram.memory().clone());
         // There is no memory hot-plug, so the end of RAM never grows.
         let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
-        let mut inventory = Inventory::new(
+        let mut device_manager = DeviceManager::new(
             pci.clone(),
             msi.clone(),
             doorbells.clone(),
@@ -212,12 +213,12 @@ impl Machine {
                 .partition(|device| given.slots.contains_key(&device.id));
         for device in placed.into_iter().chain(others) {
             let slot = given.slots.get(&device.id).copied();
-            inventory.attach(device, slot, &events)?;
+            device_manager.attach(device, slot, &events)?;
         }
 
         // The descriptors that the vmm thread polls.
         let requests = Requests::new(&memory, &ram, ram_end).map_err(Error::failed("eventfd"))?;
-        requests.publish_devices(inventory.pluggable(), inventory.pluggable());
+        requests.publish_devices(device_manager.pluggable(), device_manager.pluggable());
         let statistics = StatisticsHandle::new().map_err(Error::failed("eventfd"))?;
         let poll = |fd: &dyn AsRawFd, token| {
             let added = events.add(fd.as_raw_fd(), token);
@@ -265,9 +266,9 @@ impl Machine {
             vcpus,
             events,
             input,
-            screen,
+            console_output,
             watch_timer,
-            inventory,
+            device_manager,
             hotplug,
             pci,
             _buses: buses,
@@ -290,9 +291,9 @@ impl Machine {
             statistics,
             used: false,
             powered: false,
-            held: None,
+            quiesced: None,
             upgrade: UpgradeStatus::default(),
-            leaving: Leaving::default(),
+            outgoing: OutgoingState::default(),
             throttle: None,
             hand_over: None,
             requests,

@@ -28,7 +28,7 @@ pub(super) struct Device {
     /// backend has it.
     pub(super) config: Option<DeviceConfig>,
     /// Whether a hung queue is kicked and its driver interrupted.
-    pub(super) rescue: bool,
+    pub(super) stall_kick: bool,
     /// The NUMA node of the host to which it is attached, if the host reports one.
     pub(super) numa_node: Option<u16>,
 }
@@ -53,7 +53,7 @@ pub(super) fn open(
         id: "rng".to_owned(),
         backend: Box::new(Rng::new(memory.clone())),
         config: None,
-        rescue: false,
+        stall_kick: false,
         numa_node: None,
     });
     Ok(devices)
@@ -93,7 +93,7 @@ pub(super) fn open_vdpa(
         None => VdpaBackend::open(&options, memory.clone(), ram_end),
     };
     match opened {
-        Ok(backend) if config.failover.is_some() && backend.device_type() != VIRTIO_ID_NET => {
+        Ok(backend) if config.backup.is_some() && backend.device_type() != VIRTIO_ID_NET => {
             Err(cannot_be_used(&id, not_replaceable()))
         }
         Ok(backend) => Ok(Device {
@@ -106,7 +106,7 @@ pub(super) fn open_vdpa(
             id,
             backend: Box::new(backend),
             numa_node: node_of(&options.path),
-            rescue: config.rescue,
+            stall_kick: config.stall_kick,
         }),
         Err(source) => Err(cannot_be_used(&id, source)),
     }
@@ -139,7 +139,7 @@ pub(super) fn open_disk(
             id,
             backend: Box::new(block),
             numa_node: node_of(&config.path),
-            rescue: config.rescue,
+            stall_kick: config.stall_kick,
         }),
         Err(source) => Err(Error::unusable(format!("disk {id}")).because(source)),
     }

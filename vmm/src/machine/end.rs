@@ -17,15 +17,15 @@ pub enum Exit {
     Stopped,
     /// A vCPU could not continue.
     Crashed(VcpuReport),
-    /// It is held for another program, which
+    /// It is quiesced for another program, which
     /// [`Machine::take_hand_over`](super::Machine::take_hand_over) names.
     HandedOver,
     /// The guest runs elsewhere: [`Handle::migrate`](super::Handle::migrate) found so, or
-    /// [`Handle::settle`](super::Handle::settle) declared it.
+    /// [`Handle::resolve`](super::Handle::resolve) declared it.
     Moved,
     /// It was asked to stop, or failed, after it had committed the guest to another process and
     /// before the confirmation. The guest runs there or nowhere, which stays unknown.
-    Unsettled,
+    Indeterminate,
 }
 
 /// The end of a machine after a request to stop, as `detail` states.
@@ -57,8 +57,8 @@ impl From<&Exit> for End {
                 reason: EndReason::Moved,
                 detail: "it has moved: its guest runs elsewhere".to_owned(),
             },
-            Exit::Unsettled => Self {
-                reason: EndReason::Unsettled,
+            Exit::Indeterminate => Self {
+                reason: EndReason::Indeterminate,
                 detail: "it ended while its guest's location was unknown: the guest runs at the \
                          destination or nowhere"
                     .to_owned(),
@@ -98,8 +98,8 @@ mod tests {
             (Ok(Exit::Stopped), EndReason::Stopped, "asked"),
             (Ok(Exit::Moved), EndReason::Moved, "elsewhere"),
             (
-                Ok(Exit::Unsettled),
-                EndReason::Unsettled,
+                Ok(Exit::Indeterminate),
+                EndReason::Indeterminate,
                 "location was unknown",
             ),
             (Ok(crash), EndReason::Crashed, "vCPU 1 at 0xfff0"),

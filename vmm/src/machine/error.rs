@@ -44,7 +44,7 @@ pub enum RequestError {
     },
     /// The NIC is already on the device that was named as its replacement.
     #[error("the NIC {0} already uses that device: name another one to replace it")]
-    OwnFailover(String),
+    OwnBackup(String),
     /// The NIC's driver does not run, or did not negotiate GUEST_ANNOUNCE.
     #[error(
         "the guest's driver of {0} cannot announce it: it does not run, or lacks GUEST_ANNOUNCE"
@@ -80,16 +80,16 @@ pub enum RequestError {
          /v1/vm/migration cancels it)"
     )]
     Migrating,
-    /// It is held for a migration.
+    /// It is quiesced for a migration.
     #[error(
         "the machine is stopped for a migration. If GET /v1/vm/migration reports that the guest's \
-         location is unknown, resolve it: PATCH /v1/vm/migration {{\"settle\": \"Here\"}} or \
-         {{\"settle\": \"There\"}}"
+         location is unknown, resolve it: PATCH /v1/vm/migration {{\"resolve\": \"Here\"}} or \
+         {{\"resolve\": \"There\"}}"
     )]
-    StandsStill,
+    Quiesced,
     /// There is nothing to resolve.
     #[error("the machine is not stopped for a migration: its guest's location is known")]
-    Settled,
+    Resolved,
     /// It cannot leave this host.
     #[error("cannot migrate the machine to another host")]
     NotMovable(#[from] NotMovable),

@@ -3,7 +3,7 @@
 //! ```text
 //!   vmm thread                                    thread "failover"
 //!   the device fails, its driver does not know
-//!     ── UnderWay, on the board ────────────────> open the backup, map all guest RAM
+//!     ── UnderWay, published ────────────────────> open the backup, map all guest RAM
 //!                                                            │
 //!     swap, as for `Handle::swap_nic` <── Request::FailOver ─┘
 //!       Done, or Failed: the driver is notified   close the unused device
@@ -20,9 +20,9 @@ use std::thread;
 use devices::virtio::backend::Backend;
 use vdpa::causes::in_one_line;
 
+use super::device_manager::Exchanged;
 use super::devices::Device;
 use super::error::RequestError;
-use super::inventory::Exchanged;
 use super::parts::Machine;
 use super::pluggable::{Failover, FailoverState, NicStatus, NicSwapped};
 use super::queue::SwapAnswer;
@@ -31,13 +31,13 @@ use crate::Error;
 impl Machine {
     /// Starts to move the device with this number, which has failed, to its backup.
     pub(super) fn begin_failover(&mut self, number: u16) {
-        if self.inventory.is_failing_over(number) {
+        if self.device_manager.is_failing_over(number) {
             // The driver has reset the failed device, which failed again: the backup being opened
             // serves that failure too.
             return;
         }
-        let Some((serial, config)) = self.inventory.begin_failover(number) else {
-            if let Some(device) = self.inventory.device(number) {
+        let Some((serial, config)) = self.device_manager.begin_failover(number) else {
+            if let Some(device) = self.device_manager.device(number) {
                 device.give_up();
             }
             return;
@@ -45,7 +45,9 @@ impl Machine {
         self.publish();
         let id = config.name();
         tracing::warn!(%id, to = %config.shown_path(), "failover: the device of a NIC has failed");
-        let allowed = self.unless_held().and_then(|()| self.unless_migrating());
+        let allowed = self
+            .ensure_not_quiesced()
+            .and_then(|()| self.ensure_not_migrating());
         let started = allowed.and_then(|()| {
             let (id, handle) = (id.clone(), self.requests.handle());
             let thread = thread::Builder::new().name("failover".to_owned());
@@ -62,7 +64,10 @@ impl Machine {
 
     /// Puts this device behind the NIC of the same name, whose driver keeps running.
     pub(super) fn swap(&mut self, device: Device) -> SwapAnswer {
-        if let Err(error) = self.unless_held().and_then(|()| self.unless_migrating()) {
+        if let Err(error) = self
+            .ensure_not_quiesced()
+            .and_then(|()| self.ensure_not_migrating())
+        {
             return SwapAnswer {
                 outcome: Err(error),
                 unused: device.backend,
@@ -70,10 +75,10 @@ impl Machine {
         }
         self.take_ejected();
         let id = device.id.clone();
-        let Exchanged { gap, unused } = self.inventory.swap(device, &self.events);
+        let Exchanged { gap, unused } = self.device_manager.swap(device, &self.events);
         let outcome = gap.and_then(|gap| {
             self.publish();
-            let nic = self.inventory.pluggable_named(&id);
+            let nic = self.device_manager.pluggable_named(&id);
             let status: NicStatus = nic.ok_or(RequestError::NoSuchDevice(id.clone()))?.of()?;
             let path = status.config.shown_path();
             match gap {
@@ -110,7 +115,7 @@ impl Machine {
         device: Result<Device, RequestError>,
     ) -> Option<Box<dyn Backend>> {
         self.take_ejected();
-        let Some(failover) = self.inventory.fails_over(id, serial).cloned() else {
+        let Some(failover) = self.device_manager.fails_over(id, serial).cloned() else {
             tracing::info!(%id, "a NIC no longer needs failover");
             return device.ok().map(|device| device.backend);
         };
@@ -140,7 +145,7 @@ impl Machine {
                 FailoverState::Failed(in_one_line(&error))
             }
         };
-        self.inventory
+        self.device_manager
             .end_failover(id, Failover { state, ..failover });
         self.publish();
         unused

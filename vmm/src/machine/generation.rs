@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_restored_snapshot_changes_it_and_says_so() {
+    fn only_a_restored_snapshot_changes_it_and_notifies() {
         let ram = ram();
         let mut first = generation();
         first.power_on(ram.memory()).unwrap();

@@ -10,7 +10,7 @@
 //!                                       │                │
 //!                                       │ execve         │ it cannot be executed
 //!                                       v                v
-//!   the other program: Origin::HandedOver     Machine::take_back, run again: resumes
+//!   the other program: Origin::HandedOver     Machine::roll_back, run again: resumes
 //! ```
 //! KVM's descriptors are of no use to the other program, which has another address space. They are
 //! handed over only to avoid waiting for their teardown. vDPA devices are closed by the `execve`
@@ -25,8 +25,8 @@ use rustix::fs::MemfdFlags;
 use vdpa::causes::in_one_line;
 
 use super::error::{RequestError, SnapshotError};
-use super::held::{HandOver, HeldFor};
 use super::parts::Machine;
+use super::quiesced::{HandOver, QuiescedFor};
 use super::saved::SavedMachine;
 use crate::config::VmConfig;
 use crate::snapshot::directory::STATE_FILE_MAX;
@@ -75,15 +75,15 @@ impl HandedOver {
 impl Machine {
     /// Saves and holds the machine for `program`.
     pub(super) fn prepare_hand_over(&mut self, program: &Path) -> Result<(), RequestError> {
-        self.unless_migrating()?;
-        let saved = self.save(HeldFor::Snapshot)?;
+        self.ensure_not_migrating()?;
+        let saved = self.save(QuiescedFor::Snapshot)?;
         match self.write_hand_over(&saved, program) {
             Ok(hand_over) => {
                 self.hand_over = Some(hand_over);
                 Ok(())
             }
             Err(error) => {
-                self.go_on()?;
+                self.unquiesce()?;
                 Err(error.into())
             }
         }
@@ -114,9 +114,9 @@ impl Machine {
 
     /// Resumes a machine that the other program did not take over; [`Machine::run`] must be called
     /// again. `reason` is shown as the upgrade's error.
-    pub fn take_back(&mut self, reason: &str) {
+    pub fn roll_back(&mut self, reason: &str) {
         let mut reason = reason.to_owned();
-        if let Err(error) = self.go_on() {
+        if let Err(error) = self.unquiesce() {
             reason.push_str("; the machine does not resume: ");
             reason.push_str(&in_one_line(&error));
         }

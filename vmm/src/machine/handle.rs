@@ -1,21 +1,21 @@
 //! Requests to a running machine, from other threads.
 //!
-//! Owns the sending side of the queue (`queue.rs`) and exposes the published status (`board.rs`).
-//! Each request is a variant of [`Request`] or [`Action`], a method of [`Handle`] and an arm in
-//! `requests.rs`. Each step of a migration is a closure. It must not know how a request is carried
-//! out.
+//! Owns the sending side of the queue (`queue.rs`) and exposes the published status
+//! (`status_publisher.rs`). Each request is a variant of [`Request`] or [`Action`], a method of
+//! [`Handle`] and an arm in `requests.rs`. Each step of a migration is a closure. It must not know
+//! how a request is carried out.
 //!
 //! ```text
 //!   any thread                               vmm thread
 //!   Handle ── Request (at most 16 wait) ──> event loop ──> carried out
 //!      ^ <──────────── answer ────────────────────────────────┘  │
 //!      │                                                         │
-//!      └── status(), on_change() <── board <─────────────────────┘
+//!      └── status(), on_change() <── status <────────────────────┘
 //! ```
 //! The caller's thread does slow work before it sends the request: opening a vDPA device pins all
 //! guest RAM. So the vmm thread never waits for it. Objects that are slow to close return to the
 //! caller's thread. An operation that only the guest can finish, such as an unplug, is answered at
-//! once; the board shows its completion. `pluggable.rs` draws the life cycle of a NIC or a disk.
+//! once; the status shows its completion. `pluggable.rs` draws the life cycle of a NIC or a disk.
 
 mod swap;
 
@@ -28,13 +28,13 @@ use std::time::Instant;
 
 use devices::virtio::backend::SharedMemory;
 
-use super::board::{DeviceStatus, MachineStatus, Resources};
 use super::devices::{Device, open_disk, open_vdpa};
 use super::error::RequestError;
 use super::parts::Machine;
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
 use super::queue::{Action, Answer, Request, Requests, Shared};
 use super::snapshot::{SnapshotWriter, Written};
+use super::status_publisher::{DeviceStatus, MachineStatus, Resources};
 use crate::Error;
 use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
@@ -47,7 +47,7 @@ use crate::memory::GuestRam;
 #[derive(Clone)]
 pub struct Handle(Arc<Shared<Machine>>);
 
-vdpa::opaque_debug!(Handle, this => board: this.0.board);
+vdpa::opaque_debug!(Handle, this => publisher: this.0.publisher);
 
 impl Requests<Machine> {
     pub(super) fn handle(&self) -> Handle {
@@ -95,7 +95,7 @@ impl Handle {
         open: impl FnOnce(&SharedMemory) -> Result<Device, Error>,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
         // Checked before the device maps all RAM in vain. The machine makes the final decision.
-        if self.0.board.status.lock().has(id) {
+        if self.0.publisher.status.lock().has(id) {
             return Err(RequestError::IdInUse(id.to_owned()));
         }
         let device = open(&self.0.memory.upgrade().ok_or(RequestError::Ended)?)?;
@@ -152,7 +152,7 @@ impl Handle {
     /// # Errors
     /// [`RequestError::DirtyLog`]: a device cannot record; the devices before it are as they were.
     /// While the machine is saved or sent, [`RequestError::Saving`], [`RequestError::Migrating`] or
-    /// [`RequestError::StandsStill`]. [`RequestError::Ended`] or [`RequestError::Busy`].
+    /// [`RequestError::Quiesced`]. [`RequestError::Ended`] or [`RequestError::Busy`].
     pub fn dirty_log(&self, on: bool) -> Result<(), RequestError> {
         self.act(Action::DirtyLog(on))
     }
@@ -184,7 +184,7 @@ impl Handle {
     /// Presses the ACPI power button, which asks the guest to shut down. The guest may ignore it.
     ///
     /// # Errors
-    /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: the state is
+    /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::Quiesced`]: the state is
     /// on its way to another host, and the guest there would miss the button.
     pub fn power_button(&self) -> Result<(), RequestError> {
         self.act(Action::PowerButton)
@@ -195,8 +195,8 @@ impl Handle {
     /// still runs is reset too, and moves in its state after the reset.
     ///
     /// # Errors
-    /// [`RequestError::Ended`] or [`RequestError::Busy`]. A held machine is not reset:
-    /// [`RequestError::Saving`] for a snapshot or another program, [`RequestError::StandsStill`]
+    /// [`RequestError::Ended`] or [`RequestError::Busy`]. A quiesced machine is not reset:
+    /// [`RequestError::Saving`] for a snapshot or another program, [`RequestError::Quiesced`]
     /// for a migration.
     pub fn reset(&self) -> Result<(), RequestError> {
         self.act(Action::Reset)
@@ -221,11 +221,11 @@ impl Handle {
 
     /// Parks the vCPUs and returns once they are parked. Devices keep working: see
     /// [`RunState::Paused`](super::RunState::Paused). Has no effect if they are parked already. A
-    /// machine that is being sent arrives paused. A machine that is held, for a snapshot or because
-    /// the guest's location is unknown, is paused when it resumes.
+    /// machine that is being sent arrives paused. A machine that is quiesced, for a snapshot or
+    /// because the guest's location is unknown, is paused when it resumes.
     ///
     /// # Errors
-    /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: the state is
+    /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::Quiesced`]: the state is
     /// already on its way to another host, where the guest would run.
     pub fn pause(&self) -> Result<(), RequestError> {
         self.act(Action::Pause)
@@ -234,8 +234,8 @@ impl Handle {
     /// Resumes the vCPUs of a paused machine. Has no effect if they run.
     ///
     /// # Errors
-    /// [`RequestError::Ended`] or [`RequestError::Busy`]. A held machine is not resumed:
-    /// [`RequestError::Saving`] for a snapshot or another program, [`RequestError::StandsStill`]
+    /// [`RequestError::Ended`] or [`RequestError::Busy`]. A quiesced machine is not resumed:
+    /// [`RequestError::Saving`] for a snapshot or another program, [`RequestError::Quiesced`]
     /// for a migration.
     pub fn resume(&self) -> Result<(), RequestError> {
         self.act(Action::Resume)
@@ -243,7 +243,9 @@ impl Handle {
 
     /// Clears the error of an earlier upgrade before another one starts.
     pub fn forget_upgrade_error(&self) {
-        self.0.board.update(|status| status.upgrade.error = None);
+        self.0
+            .publisher
+            .update(|status| status.upgrade.error = None);
     }
 
     /// Saves and holds the machine for `program`; [`Machine::run`](super::Machine::run) then
@@ -255,7 +257,7 @@ impl Handle {
     ///
     /// * A device cannot be saved, or the state cannot be written.
     /// * A snapshot is being written ([`RequestError::Saving`]).
-    /// * The machine is being sent ([`RequestError::Migrating`], [`RequestError::StandsStill`]).
+    /// * The machine is being sent ([`RequestError::Migrating`], [`RequestError::Quiesced`]).
     /// * A vCPU has failed ([`RequestError::Crashed`]).
     pub fn hand_over(&self, program: &Path) -> Result<(), RequestError> {
         self.act(Action::HandOver(program.to_owned()))
@@ -281,8 +283,8 @@ impl Handle {
         let written = writer.write(&machine, &ram);
         drop(ram);
         // In any case. A machine that stopped meanwhile still has a valid snapshot.
-        let went_on = self.ask_surely(|answer| Request::Act {
-            action: Action::GoOn,
+        let went_on = self.ask_surely(|answer| Request::Perform {
+            action: Action::Unquiesce,
             answer,
         });
         let paused = started.elapsed();
@@ -300,34 +302,34 @@ impl Handle {
     /// Returns the current status without waiting for the machine.
     #[must_use]
     pub fn status(&self) -> MachineStatus {
-        self.0.board.status.lock().clone()
+        self.0.publisher.status.lock().clone()
     }
 
     /// Calls `listener` with the current status and after each change, in order, until the machine
     /// and all its handles are dropped. The vmm thread calls it, so it must be quick and must send
     /// no request to this machine.
     pub fn on_change(&self, listener: impl Fn(&MachineStatus) + Send + Sync + 'static) {
-        let status = self.0.board.status.lock();
+        let status = self.0.publisher.status.lock();
         listener(&status);
-        self.0.board.listeners.lock().push(Box::new(listener));
+        self.0.publisher.listeners.lock().push(Box::new(listener));
     }
 
     /// Returns the NIC with this name, if it exists now.
     #[must_use]
     pub fn nic(&self, id: &str) -> Option<NicStatus> {
-        let status = self.0.board.status.lock();
+        let status = self.0.publisher.status.lock();
         status.nics.iter().find(|nic| nic.id == id).cloned()
     }
 
     /// Returns the disk with this name, if it exists now.
     #[must_use]
     pub fn disk(&self, id: &str) -> Option<DiskStatus> {
-        let status = self.0.board.status.lock();
+        let status = self.0.publisher.status.lock();
         status.disks.iter().find(|disk| disk.id == id).cloned()
     }
 
     fn act(&self, action: Action) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Act { action, answer })?
+        self.ask(|answer| Request::Perform { action, answer })?
     }
 
     /// Sends a request and waits for its answer.
@@ -345,7 +347,7 @@ impl Handle {
     }
 
     /// As [`Handle::ask`], but waits while the queue is full. For requests that must not fail
-    /// because of load: a held machine would stay held for ever.
+    /// because of load: a quiesced machine would stay quiesced for ever.
     pub(super) fn ask_surely<T>(
         &self,
         request: impl FnOnce(Answer<T>) -> Request<Machine>,

@@ -9,8 +9,9 @@
 //!
 //! 1. plain types and small parts: `pluggable`, `end`, `signals`, `generation`, `faults`, `error`,
 //!    `ring_watch/queue`, `ring_watch`, `migration/throttle`, `migration/leaving`
-//! 2. states: `saved`, `snapshot`, `program`, `held`
-//! 3. devices: `board`, `devices`, `ring_watch/in_flight`, `inventory`, `migration/compat`
+//! 2. states: `saved`, `snapshot`, `program`, `quiesced`
+//! 3. devices: `status_publisher`, `devices`, `ring_watch/in_flight`, `device_manager`,
+//!    `migration/compat`
 //! 4. requests: `queue`, which does not depend on the machine type
 //! 5. the machine: `parts` ([`Machine`])
 //! 6. its clients: `handle` ([`Handle`])
@@ -47,26 +48,25 @@
 //! **Shutdown** joins the vCPU threads, then drops devices, interrupts, memory slots, the VM and
 //! guest RAM, in the order of the fields.
 
-mod board;
 mod build;
+mod device_manager;
 mod devices;
 mod end;
 mod error;
 mod failover;
+#[cfg(test)]
+pub(crate) mod fake_machine;
 mod faults;
 mod generation;
 mod hand_over;
 mod handle;
-mod held;
-mod inventory;
 mod migration;
 mod origin;
 mod parts;
 mod pluggable;
-#[cfg(test)]
-pub(crate) mod pretend;
 mod program;
 mod queue;
+mod quiesced;
 mod requests;
 mod ring_watch;
 mod run;
@@ -74,14 +74,13 @@ mod saved;
 mod saving;
 mod signals;
 mod snapshot;
+mod status_publisher;
 
-pub use board::{DeviceStatus, MachineStatus, Resources, RunState, UpgradeStatus};
 pub(crate) use end::stopped;
 pub use end::{End, EndReason, Exit, failed};
 pub use error::{NotMovable, RequestError, SnapshotError};
 pub use hand_over::HandedOver;
 pub use handle::Handle;
-pub use held::HandOver;
 pub use migration::{
     Arriving, Direction, InFlight, Migration, MigrationEnd, ReceiveConfig, SendConfig, load_tls,
     milliseconds,
@@ -92,5 +91,7 @@ pub use pluggable::{
     DeviceKind, DiskStatus, Failover, FailoverState, NicStatus, NicSwapped, PlugPhase, Pluggable,
 };
 pub use program::{STATE_VERSIONS_COMMAND, check_program, state_versions};
+pub use quiesced::HandOver;
 pub use signals::{StatisticsHandle, StopHandle};
 pub use snapshot::{Snapshot, Written};
+pub use status_publisher::{DeviceStatus, MachineStatus, Resources, RunState, UpgradeStatus};

@@ -2,7 +2,6 @@
 //!
 //! Owns the choice. It must not know how a machine is built, restored or received.
 
-use super::board::UpgradeStatus;
 use super::build::Given;
 use super::hand_over::HandedOver;
 use super::migration::{Arriving, Migration};
@@ -10,6 +9,7 @@ use super::parts::Machine;
 use super::saving::Past;
 use super::signals::StopHandle;
 use super::snapshot::Snapshot;
+use super::status_publisher::UpgradeStatus;
 use crate::Error;
 use crate::config::VmConfig;
 use crate::console::Console;

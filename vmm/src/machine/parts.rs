@@ -1,6 +1,6 @@
 //! The machine itself: its parts, and the operations that every step uses.
 //!
-//! Owns the parts, the order in which they are dropped, and the update of the board with each
+//! Owns the parts, the order in which they are dropped, and the update of the status with each
 //! change. It must not know the requests to a machine, nor the order of any step.
 
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use devices::legacy::serial::Serial;
 use devices::pci::{ConfigPorts, PciBus, PciHotplug};
 use devices::virtio::backend::SharedMemory;
 
-use super::board::{Resources, RunState, UpgradeStatus};
+use super::device_manager::DeviceManager;
 use super::generation::Generation;
-use super::held::{HandOver, Held};
-use super::inventory::Inventory;
-use super::migration::{Leaving, Throttle};
+use super::migration::{OutgoingState, Throttle};
 use super::queue::Requests;
+use super::quiesced::{HandOver, Quiesced};
 use super::ring_watch;
 use super::signals::{StatisticsHandle, StopHandle};
+use super::status_publisher::{Resources, RunState, UpgradeStatus};
 use crate::config::VmConfig;
-use crate::console::{InputPump, Screen};
+use crate::console::{ConsoleOutput, InputPump};
 use crate::event_loop::{EventLoop, Timer};
 use crate::kvm::Vm;
 use crate::kvm::doorbells::KvmDoorbells;
@@ -38,10 +38,10 @@ pub struct Machine {
     pub(super) vcpus: Vcpus,
     pub(super) events: EventLoop,
     pub(super) input: InputPump,
-    pub(super) screen: Screen,
+    pub(super) console_output: ConsoleOutput,
     /// `None`: the watch is off.
     pub(super) watch_timer: Option<Timer>,
-    pub(super) inventory: Inventory,
+    pub(super) device_manager: DeviceManager,
     pub(super) hotplug: Arc<PciHotplug>,
     pub(super) pci: Arc<PciBus>,
     /// The handlers of vCPU exits; the PCI bus holds only a weak reference to them.
@@ -69,9 +69,9 @@ pub struct Machine {
     /// Whether it is powered on and not served yet.
     pub(super) powered: bool,
     /// Set while it is saved for a snapshot or another program.
-    pub(super) held: Option<Held>,
+    pub(super) quiesced: Option<Quiesced>,
     pub(super) upgrade: UpgradeStatus,
-    pub(super) leaving: Leaving,
+    pub(super) outgoing: OutgoingState,
     /// Throttles the vCPUs while the machine is being sent.
     pub(super) throttle: Option<Throttle>,
     /// For the other program.
@@ -140,8 +140,8 @@ impl Machine {
 
     /// Asks the guest to announce all its NICs whose drivers support it.
     pub(super) fn announce_all(&self) {
-        for device in self.inventory.devices() {
-            if let Some(device) = self.inventory.named(&device.id) {
+        for device in self.device_manager.devices() {
+            if let Some(device) = self.device_manager.named(&device.id) {
                 let _ = device.announce();
             }
         }
@@ -151,7 +151,7 @@ impl Machine {
     pub(super) fn take_ejected(&mut self) {
         let ejected = self.hotplug.take_ejected();
         if self
-            .inventory
+            .device_manager
             .detach(&self.events, |slot| ejected.contains(&slot))
             > 0
         {
@@ -164,22 +164,24 @@ impl Machine {
         self.hotplug.reset();
         // Each device with a pending unplug goes, ejected or not.
         let _ = self.hotplug.take_ejected();
-        if self.inventory.detach(&self.events, |_| true) > 0 {
+        if self.device_manager.detach(&self.events, |_| true) > 0 {
             self.publish();
         }
     }
 
     pub(super) fn publish(&self) {
-        self.requests
-            .publish_devices(self.inventory.pluggable(), self.inventory.pluggable());
-        self.requests.publish_alarms(self.inventory.alarms());
+        self.requests.publish_devices(
+            self.device_manager.pluggable(),
+            self.device_manager.pluggable(),
+        );
+        self.requests.publish_alarms(self.device_manager.alarms());
     }
 
     /// Resumes or stops the ring watch, together with the vCPUs.
     pub(super) fn watch_rings(&mut self, on: bool) {
         if let Some(timer) = &self.watch_timer {
             if on {
-                self.inventory.resume_watch();
+                self.device_manager.resume_watch();
             }
             ring_watch::run(timer, on);
         }
@@ -187,8 +189,8 @@ impl Machine {
 
     /// Samples the rings and publishes changes of alarms.
     pub(super) fn sample_rings(&mut self) {
-        if self.inventory.sample_rings(&self.memory) {
-            self.requests.publish_alarms(self.inventory.alarms());
+        if self.device_manager.sample_rings(&self.memory) {
+            self.requests.publish_alarms(self.device_manager.alarms());
         }
     }
 }

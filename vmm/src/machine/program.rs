@@ -1,4 +1,4 @@
-//! Checks whether another program reads this program's state, before a machine is held for it.
+//! Checks whether another program reads this program's state, before a machine is quiesced for it.
 //!
 //! Owns the query and the comparison. It must not know how a machine is handed over.
 
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bellhop_is_refused() {
+    fn other_programs_are_refused() {
         for (name, says) in [
             ("silent", "exit 0"),
             ("fails", "echo '{}'; exit 1"),

@@ -1,6 +1,6 @@
 //! The requests to a running machine, and the queue in which they wait.
 //!
-//! Owns the queue, the machine's end of it, and the board on which the machine publishes. It must
+//! Owns the queue, the machine's end of it, and the publisher of its status. It must
 //! not know the sender, nor how a machine (`M`) carries out a request.
 
 use std::collections::BTreeMap;
@@ -14,12 +14,12 @@ use devices::virtio::backend::{Backend, SharedMemory};
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::board::{Board, DeviceStatus, Resources, RunState, UpgradeStatus};
 use super::devices::Device;
 use super::end::End;
 use super::error::{RequestError, WAITING_MAX};
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, NicSwapped, Pluggable};
 use super::saved::SavedMachine;
+use super::status_publisher::{DeviceStatus, Resources, RunState, StatusPublisher, UpgradeStatus};
 use crate::console::ConsoleLoss;
 use crate::memory::GuestRam;
 
@@ -53,9 +53,9 @@ pub(super) enum Request<M> {
         answer: Answer<Option<Box<dyn Backend>>>,
     },
     /// Set or clear the backup device of this NIC.
-    StandBy {
+    SetBackup {
         id: String,
-        failover: Option<PathBuf>,
+        backup: Option<PathBuf>,
         answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
     },
     /// Return the KVM resources of the machine.
@@ -75,7 +75,7 @@ pub(super) enum Request<M> {
     /// Return the console's losses.
     ConsoleLoss { answer: Answer<ConsoleLoss> },
     /// Carry out this action.
-    Act {
+    Perform {
         action: Action,
         answer: Answer<Result<(), RequestError>>,
     },
@@ -93,7 +93,7 @@ pub(super) enum Action {
     /// Reset the machine.
     Reset,
     /// After a [`Request::Save`]: resume everything as it was.
-    GoOn,
+    Unquiesce,
     /// Hold the machine for this program.
     HandOver(PathBuf),
     /// Send an NMI.
@@ -108,7 +108,7 @@ pub(super) enum Action {
 pub(super) struct Shared<M> {
     pub(super) requests: SyncSender<Request<M>>,
     pub(super) wake: EventFd,
-    pub(super) board: Board,
+    pub(super) publisher: StatusPublisher,
     /// Weak: a handle must not keep the memory of a dropped machine.
     pub(super) memory: Weak<GuestMemory>,
     pub(super) ram: Weak<GuestRam>,
@@ -146,7 +146,7 @@ impl<M> Requests<M> {
         let shared = Arc::new(Shared {
             requests,
             wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
-            board: Board::default(),
+            publisher: StatusPublisher::default(),
             memory: Arc::downgrade(memory),
             ram: Arc::downgrade(ram),
             ram_end,
@@ -168,12 +168,12 @@ impl<M> Requests<M> {
 
     /// Returns the last published run state.
     pub(super) fn run_state(&self) -> RunState {
-        self.shared.board.status.lock().run
+        self.shared.publisher.status.lock().run
     }
 
     /// Publishes the current NICs and disks.
     pub(super) fn publish_devices(&self, nics: Vec<NicStatus>, disks: Vec<DiskStatus>) {
-        self.shared.board.update(|status| {
+        self.shared.publisher.update(|status| {
             status.nics = nics;
             status.disks = disks;
         });
@@ -181,12 +181,14 @@ impl<M> Requests<M> {
 
     /// Publishes the current alarms of queues.
     pub(super) fn publish_alarms(&self, alarms: Vec<AlarmInfo>) {
-        self.shared.board.update(|status| status.alarms = alarms);
+        self.shared
+            .publisher
+            .update(|status| status.alarms = alarms);
     }
 
     /// Publishes a power-on.
     pub(super) fn publish_boot(&self, paused: bool) {
-        self.shared.board.update(|status| {
+        self.shared.publisher.update(|status| {
             status.run = if paused {
                 RunState::Paused
             } else {
@@ -199,7 +201,7 @@ impl<M> Requests<M> {
 
     /// Publishes the end of the run and its reason.
     pub(super) fn publish_end(&self, end: End) {
-        self.shared.board.update(|status| {
+        self.shared.publisher.update(|status| {
             status.run = RunState::Off;
             status.end = Some(end);
         });
@@ -207,19 +209,19 @@ impl<M> Requests<M> {
 
     /// Publishes the status of upgrades.
     pub(super) fn publish_upgrade(&self, upgrade: &UpgradeStatus) {
-        let board = &self.shared.board;
-        board.update(|status| status.upgrade.clone_from(upgrade));
+        let publisher = &self.shared.publisher;
+        publisher.update(|status| status.upgrade.clone_from(upgrade));
     }
 
     /// Publishes the run state.
     pub(super) fn publish_run(&self, run: RunState) {
-        self.shared.board.update(|status| status.run = run);
+        self.shared.publisher.update(|status| status.run = run);
     }
 }
 
 impl<M> Drop for Requests<M> {
     fn drop(&mut self) {
-        self.shared.board.update(|status| {
+        self.shared.publisher.update(|status| {
             status.nics.clear();
             status.disks.clear();
             status.alarms.clear();

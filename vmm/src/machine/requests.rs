@@ -10,10 +10,10 @@ use vdpa::causes::in_one_line;
 
 use super::devices::Device;
 use super::error::RequestError;
-use super::held::HeldFor;
 use super::parts::Machine;
 use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
 use super::queue::{Action, Request};
+use super::quiesced::QuiescedFor;
 
 /// APIC id of the first vCPU.
 const BOOT_PROCESSOR: u8 = 0;
@@ -37,28 +37,26 @@ impl Machine {
                     device,
                     answer,
                 } => answer.send(self.fail_over(&id, serial, device)).is_ok(),
-                Request::StandBy {
-                    id,
-                    failover,
-                    answer,
-                } => answer.send(self.stand_by(&id, failover)).is_ok(),
+                Request::SetBackup { id, backup, answer } => {
+                    answer.send(self.set_backup(&id, backup)).is_ok()
+                }
                 Request::Resources { answer } => answer.send(self.resources()).is_ok(),
-                Request::Devices { answer } => answer.send(self.inventory.devices()).is_ok(),
+                Request::Devices { answer } => answer.send(self.device_manager.devices()).is_ok(),
                 Request::Statistics { answer } => {
                     let counted = self.vcpus.statistics();
                     answer.send(counted.map_err(RequestError::from)).is_ok()
                 }
                 Request::Save { answer } => {
-                    let allowed = self.unless_migrating();
-                    let saved = allowed.and_then(|()| self.save(HeldFor::Snapshot));
+                    let allowed = self.ensure_not_migrating();
+                    let saved = allowed.and_then(|()| self.save(QuiescedFor::Snapshot));
                     answer.send(saved).is_ok()
                 }
                 Request::Migration(step) => {
                     step(self);
                     true
                 }
-                Request::ConsoleLoss { answer } => answer.send(self.screen.loss()).is_ok(),
-                Request::Act { action, answer } => answer.send(self.act(action)).is_ok(),
+                Request::ConsoleLoss { answer } => answer.send(self.console_output.loss()).is_ok(),
+                Request::Perform { action, answer } => answer.send(self.act(action)).is_ok(),
             };
         }
     }
@@ -67,21 +65,23 @@ impl Machine {
         match action {
             Action::Announce(id) => self.announce(id)?,
             Action::DirtyLog(on) => {
-                self.unless_held()?;
-                self.unless_migrating()?;
-                self.inventory.log_writes(on)?;
+                self.ensure_not_quiesced()?;
+                self.ensure_not_migrating()?;
+                self.device_manager.log_writes(on)?;
             }
             Action::PowerButton => {
-                self.unless_on_the_way()?;
+                self.ensure_not_in_transit()?;
                 self.button.raise();
             }
             Action::Reset => {
-                self.unless_held()?;
+                self.ensure_not_quiesced()?;
                 self.power.request(PowerRequest::Reset);
             }
-            Action::GoOn if self.held_for() == Some(HeldFor::Snapshot) => self.go_on()?,
+            Action::Unquiesce if self.quiesced_for() == Some(QuiescedFor::Snapshot) => {
+                self.unquiesce()?
+            }
             // Other holds have their own end.
-            Action::GoOn => {}
+            Action::Unquiesce => {}
             Action::HandOver(program) => {
                 self.upgrade.error = None;
                 let prepared = self.prepare_hand_over(&program);
@@ -90,16 +90,16 @@ impl Machine {
                 prepared?;
             }
             Action::Nmi => {
-                self.unless_on_the_way()?;
+                self.ensure_not_in_transit()?;
                 self.vm.send_nmi(BOOT_PROCESSOR)?;
             }
             Action::Pause => {
-                self.unless_on_the_way()?;
+                self.ensure_not_in_transit()?;
                 self.pause_when_resumed();
                 self.pause();
             }
             Action::Resume => {
-                self.unless_held()?;
+                self.ensure_not_quiesced()?;
                 self.resume();
             }
         }
@@ -107,32 +107,32 @@ impl Machine {
     }
 
     /// Sets or clears the backup device of a NIC.
-    fn stand_by(
+    fn set_backup(
         &mut self,
         id: &str,
-        failover: Option<PathBuf>,
+        backup: Option<PathBuf>,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
         // A destination or another program relies on the earlier description.
-        self.unless_held()?;
-        self.unless_migrating()?;
-        let changed = self.inventory.stand_by(id, failover);
+        self.ensure_not_quiesced()?;
+        self.ensure_not_migrating()?;
+        let changed = self.device_manager.set_backup(id, backup);
         self.publish();
         changed
     }
 
     fn plug(&mut self, device: Device) -> Result<Pluggable<DeviceConfig>, RequestError> {
-        self.unless_migrating()?;
+        self.ensure_not_migrating()?;
         // A device that the guest has already ejected releases its name and slot.
         self.take_ejected();
         let id = device.id.clone();
-        if self.inventory.named(&id).is_some() {
+        if self.device_manager.named(&id).is_some() {
             return Err(RequestError::IdInUse(id));
         }
-        let slot = self.inventory.attach(device, None, &self.events)?;
+        let slot = self.device_manager.attach(device, None, &self.events)?;
         self.hotplug.announce(slot);
         self.publish();
         tracing::info!(%id, %slot, "device plugged in");
-        self.inventory
+        self.device_manager
             .pluggable_named(&id)
             .ok_or(RequestError::NoSuchDevice(id))
     }
@@ -142,9 +142,9 @@ impl Machine {
         id: &str,
         kind: DeviceKind,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
-        self.unless_migrating()?;
+        self.ensure_not_migrating()?;
         self.take_ejected();
-        let device = self.inventory.request_unplug(id, kind)?;
+        let device = self.device_manager.request_unplug(id, kind)?;
         self.hotplug.request_removal(device.address);
         self.publish();
         tracing::info!(%id, slot = %device.address, "asking the guest to eject a device");
@@ -152,7 +152,11 @@ impl Machine {
     }
 
     fn announce(&self, id: String) -> Result<(), RequestError> {
-        match self.inventory.named(&id).map(VirtioPciDevice::announce) {
+        match self
+            .device_manager
+            .named(&id)
+            .map(VirtioPciDevice::announce)
+        {
             Some(true) => Ok(()),
             Some(false) => Err(RequestError::NoAnnouncement(id)),
             None => Err(RequestError::NoSuchDevice(id)),

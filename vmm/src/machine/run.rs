@@ -3,10 +3,10 @@
 use devices::legacy::power::PowerRequest;
 use devices::legacy::serial::Serial;
 
-use super::board::RunState;
 use super::end::{self, Exit};
-use super::migration::Leaving;
+use super::migration::OutgoingState;
 use super::parts::Machine;
+use super::status_publisher::RunState;
 use crate::Error;
 use crate::acpi;
 use crate::boot::{self, BootRegisters, BootSource};
@@ -37,7 +37,7 @@ impl Machine {
     pub fn run(&mut self) -> Result<Exit, Error> {
         let run = self.power_on_and_serve();
         // Read only now: the progress of the outgoing migration at the end of the run.
-        let result = self.leaving.ends(run);
+        let result = self.outgoing.ends(run);
         if matches!(result, Ok(Exit::HandedOver)) {
             // It resumes, here or in another program.
             self.powered = true;
@@ -47,7 +47,7 @@ impl Machine {
         self.vcpus.pause();
         self.watch_rings(false);
         // The console first: a listener may look at it once the end is published.
-        self.screen
+        self.console_output
             .finish(&self.serial, &mut self.input, &self.events);
         self.requests.publish_end(end::of_run(&result));
         result
@@ -157,8 +157,8 @@ impl Machine {
                     ),
                 }
             }
-            // A held guest's request is served when and where the guest resumes.
-            Token::Power if self.held.is_some() => self.power.hold(),
+            // A quiesced guest's request is served when and where the guest resumes.
+            Token::Power if self.quiesced.is_some() => self.power.hold(),
             Token::Power => match self.power.take() {
                 Some(PowerRequest::Off) => return Ok(Some(Served::Ended(Exit::PoweredOff))),
                 Some(PowerRequest::Reset) => return Ok(Some(Served::Reset)),
@@ -169,7 +169,7 @@ impl Machine {
                 if self.hand_over.is_some() {
                     return Ok(Some(Served::Ended(Exit::HandedOver)));
                 }
-                if self.leaving == Leaving::Departed {
+                if self.outgoing == OutgoingState::Departed {
                     return Ok(Some(Served::Ended(Exit::Moved)));
                 }
             }
@@ -185,7 +185,8 @@ impl Machine {
                 if self.pump_input(true) == Pumped::Leave {
                     return Ok(Some(Served::Ended(Exit::Stopped)));
                 }
-                self.screen.input_read(&mut self.input, &self.events);
+                self.console_output
+                    .input_read(&mut self.input, &self.events);
             }
             Token::ConsoleRoom => {
                 // A wake-up only: there is room, whatever the count.
@@ -195,21 +196,25 @@ impl Machine {
                 }
             }
             Token::ConsoleOutput => {
-                self.screen
+                self.console_output
                     .output(&self.serial, &mut self.input, &self.events)
                     .map_err(Error::failed("waiting for the console's output"))?;
             }
             Token::ConsoleWritable => {
-                self.screen
+                self.console_output
                     .writable(&self.serial, &mut self.input, &self.events)
                     .map_err(Error::failed("epoll_ctl"))?;
             }
             Token::ConsoleConnection => {
-                self.screen.connection(&mut self.input, &self.events);
+                self.console_output
+                    .connection(&mut self.input, &self.events);
             }
             Token::Device { device, token } => {
                 // None if the device was removed after the kernel reported the event.
-                let failed = self.inventory.device(device).map(|one| one.process(token));
+                let failed = self
+                    .device_manager
+                    .device(device)
+                    .map(|one| one.process(token));
                 if failed == Some(true) {
                     self.begin_failover(device);
                 }

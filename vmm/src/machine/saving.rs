@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   Running ──┐    vCPUs parked, devices stopped      resume: devices restored in place
-//!             +── save ───────────────────────> held ─────────────────────────────────> as before
+//!             +── save ─────────────────────> quiesced ────────────────────────────────> as before
 //!   Paused ───┘    (if one cannot be saved,
 //!                   those before it are restored)
 //!
@@ -16,12 +16,12 @@
 //! APIC by then. Devices are restored after vCPUs, since each device that ran sends one spurious
 //! interrupt.
 
-use super::board::RunState;
 use super::error::{RequestError, SnapshotError};
-use super::held::{Arrived, Held, HeldFor};
 use super::parts::Machine;
 use super::pluggable::{DiskStatus, NicStatus};
+use super::quiesced::{Arrived, Quiesced, QuiescedFor};
 use super::saved::{SavedDevice, SavedMachine, SavedPlatform};
+use super::status_publisher::RunState;
 use crate::Error;
 use crate::config::VmConfig;
 use crate::kvm::saved::{ClockPolicy, VmState};
@@ -41,56 +41,56 @@ pub(super) enum Past {
 }
 
 impl Machine {
-    /// The reason for which the machine is held, if it is.
-    pub(super) fn held_for(&self) -> Option<HeldFor> {
-        self.held.as_ref().map(|held| held.held_for)
+    /// The reason for which the machine is quiesced, if it is.
+    pub(super) fn quiesced_for(&self) -> Option<QuiescedFor> {
+        self.quiesced.as_ref().map(|quiesced| quiesced.quiesced_for)
     }
 
-    /// Fails if the machine is saved and held.
-    pub(super) fn unless_held(&self) -> Result<(), RequestError> {
-        match self.held_for() {
-            Some(HeldFor::Snapshot) => Err(RequestError::Saving),
-            Some(HeldFor::Migration) => Err(RequestError::StandsStill),
+    /// Fails if the machine is saved and quiesced.
+    pub(super) fn ensure_not_quiesced(&self) -> Result<(), RequestError> {
+        match self.quiesced_for() {
+            Some(QuiescedFor::Snapshot) => Err(RequestError::Saving),
+            Some(QuiescedFor::Migration) => Err(RequestError::Quiesced),
             None => Ok(()),
         }
     }
 
     /// Fails if a vCPU has failed: that vCPU must not run again, and the machine is about to end.
-    pub(super) fn unless_crashed(&self) -> Result<(), RequestError> {
+    pub(super) fn ensure_not_crashed(&self) -> Result<(), RequestError> {
         match self.vcpus.failure() {
             Some(report) => Err(RequestError::Crashed(report)),
             None => Ok(()),
         }
     }
 
-    /// Whether the machine is held for a migration.
-    pub(super) fn is_held_for_migration(&self) -> bool {
-        self.held_for() == Some(HeldFor::Migration)
+    /// Whether the machine is quiesced for a migration.
+    pub(super) fn is_quiesced_for_migration(&self) -> bool {
+        self.quiesced_for() == Some(QuiescedFor::Migration)
     }
 
     /// Parks the vCPUs, stops the devices and returns the whole state but guest memory. Guest
-    /// memory does not change until [`Machine::go_on`].
+    /// memory does not change until [`Machine::unquiesce`].
     ///
     /// # Errors
     /// [`RequestError`]: the machine is saved already, or a device cannot be saved; it is as
     /// before. [`RequestError::Crashed`]: a vCPU has failed, maybe just now. The guest is lost, so
     /// nothing is saved and nothing resumes: the machine ends as soon as the vmm thread gets to it.
-    pub(super) fn save(&mut self, held_for: HeldFor) -> Result<SavedMachine, RequestError> {
-        self.unless_held()?;
+    pub(super) fn save(&mut self, quiesced_for: QuiescedFor) -> Result<SavedMachine, RequestError> {
+        self.ensure_not_quiesced()?;
         // An ejected device is no longer part of the machine.
         self.take_ejected();
         let ran = self.requests.run_state() == RunState::Running;
         self.pause();
-        // From here on no vCPU can fail, so a held machine cannot crash.
-        self.unless_crashed()?;
+        // From here on no vCPU can fail, so a quiesced machine cannot crash.
+        self.ensure_not_crashed()?;
         let mut saved = self.save_parked();
         match &mut saved {
             Ok(saved) => {
                 saved.ran = ran;
-                self.held = Some(Held {
+                self.quiesced = Some(Quiesced {
                     devices: saved.devices.clone(),
                     ran,
-                    held_for,
+                    quiesced_for,
                     arrived: None,
                 });
             }
@@ -101,7 +101,7 @@ impl Machine {
     }
 
     fn save_parked(&self) -> Result<SavedMachine, RequestError> {
-        let devices = self.inventory.save()?;
+        let devices = self.device_manager.save()?;
         let rest = self.save_processors();
         match rest {
             Ok((vm, vcpus)) => Ok(SavedMachine {
@@ -123,7 +123,7 @@ impl Machine {
                 upgrades: self.upgrade.count,
             }),
             Err(error) => {
-                self.inventory.restore_in_place(&devices);
+                self.device_manager.restore_in_place(&devices);
                 Err(error.into())
             }
         }
@@ -139,40 +139,41 @@ impl Machine {
         // vDPA devices other than NICs are not hot-pluggable.
         config.vdpa.retain(|vdpa| {
             let id = vdpa.name();
-            self.inventory.named(&id).is_some() && self.inventory.pluggable_named(&id).is_none()
+            self.device_manager.named(&id).is_some()
+                && self.device_manager.pluggable_named(&id).is_none()
         });
-        let nics: Vec<NicStatus> = self.inventory.pluggable();
+        let nics: Vec<NicStatus> = self.device_manager.pluggable();
         config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
-        let disks: Vec<DiskStatus> = self.inventory.pluggable();
+        let disks: Vec<DiskStatus> = self.device_manager.pluggable();
         config.disks = disks.into_iter().map(|disk| disk.config).collect();
         config
     }
 
-    /// Resumes a saved machine as it was before. Does nothing if it is not held.
+    /// Resumes a saved machine as it was before. Does nothing if it is not quiesced.
     ///
     /// # Errors
     /// [`SnapshotError`]: a device of a machine from another host rejects its state. The machine
-    /// stays held.
-    pub(super) fn go_on(&mut self) -> Result<(), SnapshotError> {
-        let Some(held) = self.held.take() else {
+    /// stays quiesced.
+    pub(super) fn unquiesce(&mut self) -> Result<(), SnapshotError> {
+        let Some(quiesced) = self.quiesced.take() else {
             return Ok(());
         };
-        if let Some(arrived) = held.arrived {
-            if let Err(error) = self.restore_devices(&held.devices, arrived == Arrived::Tried) {
+        if let Some(arrived) = quiesced.arrived {
+            if let Err(error) = self.restore_devices(&quiesced.devices, arrived == Arrived::Tried) {
                 // Reset, so that no device works for the guest and a second attempt is possible.
-                self.inventory.reset_all();
-                self.held = Some(Held {
+                self.device_manager.reset_all();
+                self.quiesced = Some(Quiesced {
                     arrived: Some(Arrived::Tried),
-                    ..held
+                    ..quiesced
                 });
                 return Err(error);
             }
         } else {
-            self.inventory.restore_in_place(&held.devices);
+            self.device_manager.restore_in_place(&quiesced.devices);
         }
         // Requests that the guest made while it was stopped take effect now.
         self.power.release();
-        if held.ran {
+        if quiesced.ran {
             self.resume();
         }
         Ok(())
@@ -180,8 +181,8 @@ impl Machine {
 
     /// Makes a saved machine resume paused.
     pub(super) fn pause_when_resumed(&mut self) {
-        if let Some(held) = &mut self.held {
-            held.ran = false;
+        if let Some(quiesced) = &mut self.quiesced {
+            quiesced.ran = false;
         }
     }
 
@@ -207,20 +208,20 @@ impl Machine {
         Ok(())
     }
 
-    /// As [`Machine::restore`], but the devices stay stopped and the machine is held until
-    /// [`Machine::go_on`].
+    /// As [`Machine::restore`], but the devices stay stopped and the machine is quiesced until
+    /// [`Machine::unquiesce`].
     pub(super) fn restore_held(
         &mut self,
         saved: SavedMachine,
         clock_policy: ClockPolicy,
     ) -> Result<(), Error> {
-        self.inventory.check(&saved.devices)?;
+        self.device_manager.check(&saved.devices)?;
         self.restore_board(&saved, clock_policy)?;
         self.requests.publish_boot(true);
-        self.held = Some(Held {
+        self.quiesced = Some(Quiesced {
             devices: saved.devices,
             ran: saved.ran,
-            held_for: HeldFor::Migration,
+            quiesced_for: QuiescedFor::Migration,
             arrived: Some(Arrived::AtRest),
         });
         Ok(())
@@ -242,7 +243,7 @@ impl Machine {
 
     /// Restores the devices, which work from here on.
     fn restore_devices(&mut self, saved: &[SavedDevice], again: bool) -> Result<(), SnapshotError> {
-        self.inventory.restore(saved, again)?;
+        self.device_manager.restore(saved, again)?;
         self.publish();
         self.pci.remap();
         Ok(())

@@ -24,7 +24,7 @@ pub struct Written {
     pub paused: Duration,
 }
 
-/// A snapshot before the machine is held for it.
+/// A snapshot before the machine is quiesced for it.
 pub(super) struct SnapshotWriter(NewSnapshot);
 
 impl SnapshotWriter {

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_available_is_read_as_the_kernel_writes_it() {
+    fn available_memory_is_parsed() {
         let text =
             "MemTotal:       99 kB\nMemFree: 7 kB\nMemAvailable:       21 kB\nBuffers: 1 kB\n";
         assert_eq!(available(text), Some(21 << 10));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_has_less_free_than_it_has_and_a_node_that_is_not_there_is_said() {
+    fn free_memory_is_below_the_total_and_a_missing_node_is_an_error() {
         let total = rustix::system::sysinfo().totalram;
         assert!((1..total).contains(&free(None, None).unwrap()));
         if let Ok(free) = free(Some(HugePageSize::Size2M), None) {

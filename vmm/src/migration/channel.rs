@@ -473,7 +473,7 @@ impl<C: Connection> Channel<C> {
     }
 
     /// Sends the reason for the end to the peer, if it is reachable and does not know it.
-    pub(super) fn say_why(&mut self, phase: Phase, error: &MigrationError) {
+    pub(super) fn send_reason(&mut self, phase: Phase, error: &MigrationError) {
         // Nothing is sent after this.
         self.frame_patience = self.frame_patience.min(REASON_PATIENCE);
         self.standstill = None;
@@ -492,7 +492,7 @@ impl<C: Connection> Channel<C> {
     }
 
     /// Reads the reason that a peer may have sent before it hung up.
-    pub(super) fn ask_why(&mut self, phase: Phase, error: MigrationError) -> MigrationError {
+    pub(super) fn receive_reason(&mut self, phase: Phase, error: MigrationError) -> MigrationError {
         let hung_up = matches!(
             error,
             MigrationError::Broken { .. } | MigrationError::Closed { .. }

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_guest_waits_for_a_multiple_of_what_is_allowed() {
+    fn a_stopped_guest_waits_for_a_multiple_of_the_limit() {
         for (downtime, seconds) in [(0, 2), (300, 2), (500, 2), (1000, 4), (30_000, 120)] {
             let standstill = limits(downtime, 60).standstill();
             assert_eq!(standstill, Duration::from_secs(seconds), "{downtime}");
@@ -321,7 +321,7 @@ mod tests {
 
     /// The rest fits after the first round already, but the second one leaves next to nothing.
     #[test]
-    fn rounds_go_on_while_they_shorten_the_standstill() {
+    fn rounds_continue_while_they_shorten_the_standstill() {
         let decisions = simulate(
             limits(300, 60),
             1024 * MIB,

@@ -4,7 +4,7 @@
 //! must not know what a machine consists of. It checks all bytes from a connection before it uses
 //! them, and everything it stores has a limit.
 
-mod door;
+mod acceptor;
 mod states;
 
 use std::io;
@@ -17,7 +17,7 @@ use super::progress::Monitor;
 use super::protocol::{CONNECTIONS_MAX, Hello, RamRange, Refusal};
 use super::ram::RamImage;
 
-use door::Door;
+use acceptor::Acceptor;
 
 pub use states::{Accepted, Asked, AwaitingGo, Go, Listening, Restoring, Room, Running};
 
@@ -84,12 +84,12 @@ impl Default for ReceiveOptions {
 
 /// A peer that has connected and sent its HELLO.
 #[derive(Debug)]
-pub struct Visitor<C> {
+pub struct PendingConnection<C> {
     listening: Listening<C>,
     asked: Asked,
 }
 
-impl<C: Connection> Visitor<C> {
+impl<C: Connection> PendingConnection<C> {
     /// Waits for the first message from the peer at the other end of `stream`.
     fn ask(stream: C, patience: Duration, halt: &Halt) -> Result<Self, MigrationError> {
         let channel = Channel::new(stream, 0, patience, halt)?;
@@ -107,11 +107,11 @@ pub fn greet<C: Connection>(
     accept: &mut dyn FnMut() -> io::Result<C>,
     options: &ReceiveOptions,
     monitor: &Monitor,
-) -> Result<Visitor<C>, MigrationError> {
+) -> Result<PendingConnection<C>, MigrationError> {
     let patience = options.timeouts.frame;
     let halt = Halt::new(&monitor.cancel);
-    let ask = move |stream, halt: &Halt| match Visitor::ask(stream, patience, halt) {
-        Ok(visitor) => Some(visitor),
+    let ask = move |stream, halt: &Halt| match PendingConnection::ask(stream, patience, halt) {
+        Ok(pending) => Some(pending),
         Err(_) if halt.check().is_err() => None,
         Err(error) => {
             tracing::warn!(
@@ -122,18 +122,18 @@ pub fn greet<C: Connection>(
         }
     };
     let greeted = thread::scope(|scope| {
-        let mut door = Door::new(&halt, Phase::Offer);
+        let mut acceptor = Acceptor::new(&halt, Phase::Offer);
         loop {
             halt.check()?;
-            if let Some(visitor) = door.next(scope, accept, 0, ask)? {
-                return Ok(visitor);
+            if let Some(pending) = acceptor.next(scope, accept, 0, ask)? {
+                return Ok(pending);
             }
         }
     });
-    greeted.map(|mut visitor: Visitor<C>| {
-        // The dropped door has set its halt, so use the caller's.
-        visitor.listening.set_halt(&halt);
-        visitor
+    greeted.map(|mut pending: PendingConnection<C>| {
+        // The dropped acceptor has set its halt, so use the caller's.
+        pending.listening.set_halt(&halt);
+        pending
     })
 }
 
@@ -141,7 +141,7 @@ pub fn greet<C: Connection>(
 /// address. It waits briefly at most, then returns [`io::ErrorKind::WouldBlock`].
 ///
 /// Returns when one host owns the guest, or when this host cannot determine the owner; see
-/// [`crate::migration`] for the cases. After [`Outcome::Unsettled`], `machine` holds the guest,
+/// [`crate::migration`] for the cases. After [`Outcome::Indeterminate`], `machine` holds the guest,
 /// complete and stopped. Blocks: use a dedicated thread.
 pub fn receive<C: Connection, M: DestinationMachine>(
     machine: &mut M,
@@ -152,8 +152,8 @@ pub fn receive<C: Connection, M: DestinationMachine>(
 ) -> Outcome {
     let halt = Halt::new(&monitor.cancel);
     monitor.progress.phase(Phase::Offer);
-    match Visitor::ask(first, options.timeouts.frame, &halt) {
-        Ok(visitor) => receive_from(machine, visitor, accept, options, monitor),
+    match PendingConnection::ask(first, options.timeouts.frame, &halt) {
+        Ok(pending) => receive_from(machine, pending, accept, options, monitor),
         Err(why) => stays(why),
     }
 }
@@ -161,12 +161,12 @@ pub fn receive<C: Connection, M: DestinationMachine>(
 /// Like [`receive`], from a peer that [`greet`] returned.
 pub fn receive_from<C: Connection, M: DestinationMachine>(
     machine: &mut M,
-    visitor: Visitor<C>,
+    pending: PendingConnection<C>,
     accept: &mut dyn FnMut() -> io::Result<C>,
     options: &ReceiveOptions,
     monitor: &Monitor,
 ) -> Outcome {
-    let restoring = match until_restored(machine, visitor, accept, options, monitor) {
+    let restoring = match until_restored(machine, pending, accept, options, monitor) {
         Ok(restoring) => restoring,
         Err(why) => return stays(why),
     };
@@ -184,7 +184,7 @@ pub fn receive_from<C: Connection, M: DestinationMachine>(
         Err(why @ (MigrationError::PeerFailed { .. } | MigrationError::PeerCancelled { .. })) => {
             return stays(why);
         }
-        Err(why) => return Outcome::Unsettled { why },
+        Err(why) => return Outcome::Indeterminate { why },
     };
     monitor.progress.phase(Phase::Done);
     match machine.run(go).map_err(MigrationError::machine("run")) {
@@ -198,7 +198,7 @@ pub fn receive_from<C: Connection, M: DestinationMachine>(
         }
         Err(why) => {
             running.failed(&why);
-            Outcome::Unsettled { why }
+            Outcome::Indeterminate { why }
         }
     }
 }
@@ -212,7 +212,7 @@ fn stays(why: MigrationError) -> Outcome {
 
 fn until_restored<C: Connection, M: DestinationMachine>(
     machine: &mut M,
-    Visitor { listening, asked }: Visitor<C>,
+    PendingConnection { listening, asked }: PendingConnection<C>,
     accept: &mut dyn FnMut() -> io::Result<C>,
     options: &ReceiveOptions,
     monitor: &Monitor,

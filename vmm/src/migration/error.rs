@@ -196,7 +196,7 @@ pub enum Outcome {
     Destination,
     /// Either host, and neither may run the guest by itself. At this host it stays stopped until an
     /// operator who knows the state of the other host decides.
-    Unsettled {
+    Indeterminate {
         /// The failure.
         why: MigrationError,
     },

@@ -26,14 +26,14 @@
 //! whatever it receives. The destination runs only after a whole GO with the session's number.
 //!
 //! So at most one host runs the guest. If the link dies at the wrong moment, neither does, and both
-//! return [`Outcome::Unsettled`]: an operator who can see both hosts has to decide.
+//! return [`Outcome::Indeterminate`]: an operator who can see both hosts has to decide.
 //!
 //! | link dies | source | destination |
 //! |---|---|---|
 //! | before READY begins | `Source`, guest runs | `Source` |
-//! | in READY, or before GO begins | `Source`, guest runs | `Unsettled`, guest stopped |
-//! | in GO | `Unsettled`, guest stopped | `Unsettled`, guest stopped |
-//! | after GO, before DONE | `Unsettled`, guest stopped | `Destination`, guest runs |
+//! | in READY, or before GO begins | `Source`, guest runs | `Indeterminate`, guest stopped |
+//! | in GO | `Indeterminate`, guest stopped | `Indeterminate`, guest stopped |
+//! | after GO, before DONE | `Indeterminate`, guest stopped | `Destination`, guest runs |
 //! | after DONE | `Destination` | `Destination`, guest runs |
 //!
 //! The states above are types ([`source`], [`destination`]): each step consumes one and returns the

@@ -81,7 +81,7 @@ pub struct Snapshot {
     pub forecast: Option<Forecast>,
     /// How long it took to have all writes logged, those of NICs included: the guest may notice
     /// this before it is stopped.
-    pub mediation: Option<Duration>,
+    pub log_start: Option<Duration>,
     /// How long the guest has been stopped, or was.
     pub downtime: Option<Duration>,
     /// The parts of that time.
@@ -203,8 +203,8 @@ impl Progress {
     }
 
     /// All writes are logged; enabling that took `time`.
-    pub(super) fn mediated(&self, time: Duration) {
-        self.change(|slow| slow.shown.mediation = Some(time));
+    pub(super) fn log_started(&self, time: Duration) {
+        self.change(|slow| slow.shown.log_start = Some(time));
     }
 
     /// The guest is stopped from now on.

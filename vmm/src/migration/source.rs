@@ -19,7 +19,7 @@ use super::progress::{Monitor, Progress};
 use super::protocol::{CONNECTIONS_MAX, Hello};
 use super::ram::RamImage;
 
-pub use states::{Accepted, Committed, Connected, Copying, Parting, Ready, Stopped};
+pub use states::{Abort, Accepted, Committed, Connected, Copying, Ready, Stopped};
 
 /// A machine that can leave. [`send`] calls these methods in the order of their declaration, those
 /// from [`SourceMachine::take_dirty`] to [`SourceMachine::throttle`] repeatedly. The last two run
@@ -33,7 +33,7 @@ pub trait SourceMachine {
     fn compat(&mut self) -> Result<Value, MachineError>;
 
     /// Starts logging: from now on [`SourceMachine::take_dirty`] sees each page that vCPUs, devices
-    /// or this process write. Dirty logs are on, and receive queues are mediated.
+    /// or this process write. Dirty logs are on, and the used rings of receive queues are shadowed.
     ///
     /// # Errors
     /// The step that failed; nothing has changed.
@@ -136,7 +136,7 @@ pub fn send<C: Connection, M: SourceMachine>(
     });
     let ready = match ready {
         Ok(ready) => ready,
-        Err(parting) => return sending.stay(parting),
+        Err(abort) => return sending.stay(abort),
     };
     monitor.progress.phase(Phase::Go);
     let done = ready.commit().and_then(|committed| {
@@ -149,7 +149,7 @@ pub fn send<C: Connection, M: SourceMachine>(
             monitor.progress.part_done(|parts| &mut parts.go);
             Outcome::Destination
         }
-        Err(why) => Outcome::Unsettled { why },
+        Err(why) => Outcome::Indeterminate { why },
     }
 }
 
@@ -196,7 +196,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
     }
 
     /// Resumes the guest first: the peer may receive the reason late or never.
-    fn stay<C: Connection>(self, parting: Parting<C>) -> Outcome {
+    fn stay<C: Connection>(self, abort: Abort<C>) -> Outcome {
         let progress = self.progress();
         if self.throttled {
             self.machine.throttle(0);
@@ -209,7 +209,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         }
         // Before slow steps: the destination waits for GO. It must learn that none comes before its
         // wait ends with an unknown owner.
-        let why = parting.tell();
+        let why = abort.tell();
         if self.logging {
             self.machine.stop_logging();
         }
@@ -220,7 +220,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         &mut self,
         first: C,
         connect: &mut dyn FnMut() -> io::Result<C>,
-    ) -> Result<Ready<C>, Parting<C>> {
+    ) -> Result<Ready<C>, Abort<C>> {
         let (options, progress) = (self.options, self.progress());
         progress.ram(self.ram.len());
         progress.phase(Phase::Offer);
@@ -230,11 +230,11 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
             ram: self.ram.ranges(),
             compat: compat
                 .map_err(MigrationError::machine("describe itself"))
-                .map_err(Parting::unsaid)?,
+                .map_err(Abort::unsent)?,
         };
         let halt = Halt::new(&self.monitor.cancel);
         let channel =
-            Channel::new(first, 0, options.timeouts.frame, &halt).map_err(Parting::unsaid)?;
+            Channel::new(first, 0, options.timeouts.frame, &halt).map_err(Abort::unsent)?;
         let accepted = Connected::new(channel).offer(&hello, options.timeouts.accept)?;
         progress.phase(Phase::Join);
         let mut copying = accepted.join(connect)?;
@@ -262,7 +262,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         let logging = self.machine.start_logging();
         logging.map_err(MigrationError::machine("log writes to its memory"))?;
         self.logging = true;
-        progress.mediated(begun.elapsed());
+        progress.log_started(begun.elapsed());
         let mut pages = self.converge(copying)?;
 
         progress.phase(Phase::Stop);

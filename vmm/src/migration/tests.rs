@@ -351,7 +351,7 @@ fn check_one_owner(source: &Guest, destination: &Guest, left: &Outcome, arrived:
             assert!(!source.runs() && destination.runs());
             assert!(matches!(arrived, Outcome::Destination));
         }
-        Outcome::Unsettled { .. } => {
+        Outcome::Indeterminate { .. } => {
             assert!(!source.runs());
             assert!(!matches!(arrived, Outcome::Source { .. }), "{arrived:?}");
         }
@@ -359,7 +359,7 @@ fn check_one_owner(source: &Guest, destination: &Guest, left: &Outcome, arrived:
     match arrived {
         Outcome::Source { .. } => assert!(matches!(left, Outcome::Source { .. }), "{left:?}"),
         Outcome::Destination => assert!(destination.runs()),
-        Outcome::Unsettled { .. } => assert!(!destination.runs()),
+        Outcome::Indeterminate { .. } => assert!(!destination.runs()),
     }
     if destination.runs() {
         assert!(source.content() == destination.content(), "memory differs");
@@ -595,9 +595,9 @@ fn a_guest_that_cannot_run_after_go_runs_nowhere() {
     destination.fail = Some("run");
     let (left, arrived) = move_simply(&mut source, &mut destination, 1);
     check_one_owner(&source, &destination, &left, &arrived);
-    assert!(matches!(arrived, Outcome::Unsettled { .. }));
+    assert!(matches!(arrived, Outcome::Indeterminate { .. }));
     match left {
-        Outcome::Unsettled {
+        Outcome::Indeterminate {
             why: MigrationError::PeerFailed { text, .. },
         } => assert!(text.contains("run fails"), "{text}"),
         other => panic!("{other:?}"),

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_changed_is_written() {
+    fn only_changed_values_are_written() {
         let msrs = |list: &[(u32, u64)]| -> Vec<kvm_msr_entry> {
             list.iter()
                 .map(|&(index, data)| kvm_msr_entry {
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_selected_by_what_this_host_has() {
+    fn saved_msrs_are_selected_by_this_host() {
         let here = entries(16);
         let saved = |list: &[(u32, u64)]| -> Vec<MsrState> {
             let state = |&(index, value)| MsrState { index, value };

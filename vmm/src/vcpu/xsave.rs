@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_the_guest_cannot_have_are_not_said_to_be_there() {
+    fn parts_that_the_guest_cannot_have_are_not_reported() {
         let mut area = vec![0xff; MIN_LEN];
         area[XSTATE_BV].copy_from_slice(&0x2e7_u64.to_le_bytes());
         for (xcr0, left) in [

@@ -257,7 +257,7 @@ impl Parser {
 mod tests {
     use serde_json::json;
 
-    use super::super::made_up::MadeUp;
+    use super::super::fake::FakeDaemon;
     use super::*;
 
     #[test]
@@ -294,14 +294,14 @@ mod tests {
             ..EventQuery::default()
         };
         let refusal = json!({"code": "too_many_readers", "message": "no"});
-        let made_up = MadeUp::default()
+        let fake = FakeDaemon::default()
             .answer(200, &json!("retry: 1000\nid: 7\n\n"))
             .answer(
                 200,
                 &json!("id: 9\ndata: {\"generation\":9}\n\nid: 10\ndata: {\"gen"),
             )
             .answer(503, &refusal);
-        let node = made_up.node();
+        let node = fake.node();
         let mut stream = node.events(query);
         let long = Duration::from_secs(20);
         assert_eq!(stream.next(long).unwrap(), Some(Notice::Begin));
@@ -311,7 +311,7 @@ mod tests {
         assert!(error.refusal().is_some(), "{error}");
         let path = "GET /v1/events?vm=web&type=a%26b";
         assert_eq!(
-            made_up.asked(),
+            fake.asked(),
             [
                 path.to_owned(),
                 format!("{path}&since=7"),
@@ -322,13 +322,13 @@ mod tests {
     }
 
     #[test]
-    fn what_has_happened_is_a_list() {
-        let made_up = MadeUp::default().answer(
+    fn past_events_are_a_list() {
+        let fake = FakeDaemon::default().answer(
             200,
             &json!("retry: 1000\n\nid: 9\ndata: {\"generation\":9}\n\n"),
         );
-        let past = made_up.node().past_events(EventQuery::default());
+        let past = fake.node().past_events(EventQuery::default());
         assert_eq!(past.unwrap(), [json!({"generation": 9})]);
-        assert_eq!(made_up.asked(), ["GET /v1/events?since=0&follow=false"]);
+        assert_eq!(fake.asked(), ["GET /v1/events?since=0&follow=false"]);
     }
 }

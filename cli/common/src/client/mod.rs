@@ -225,6 +225,6 @@ fn push_encoded(to: &mut String, text: &str) {
 }
 
 #[cfg(any(test, feature = "testing"))]
-pub mod made_up;
+pub mod fake;
 #[cfg(test)]
 mod tests;

@@ -146,16 +146,16 @@ mod table;
 mod tests {
     use serde_json::json;
 
-    use super::super::made_up::{MadeUp, vm};
+    use super::super::fake::{FakeDaemon, vm};
 
     #[test]
     fn an_operation_is_a_request() {
-        let made_up = MadeUp::default()
+        let fake = FakeDaemon::default()
             .answer(201, &vm(&json!({})))
             .answer(200, &json!("booted"))
             .answer(204, &json!(null))
             .answer(404, &json!({ "code": "no_such_vm", "message": "no" }));
-        let node = made_up.node();
+        let node = fake.node();
         let body = json!({ "spec": { "kernel": "/k" } });
         let call = node.put_vm("web", &body).only_if_absent();
         call.ignoring().send().unwrap();
@@ -165,7 +165,7 @@ mod tests {
         let error = node.get_vm("web").send().unwrap_err();
         assert!(error.refusal().unwrap().is_not_there());
         assert_eq!(
-            made_up.asked(),
+            fake.asked(),
             [
                 r#"PUT /v1/vms/web if-none-match: * {"spec":{"kernel":"/k"}}"#,
                 "GET /v1/vms/a%2Fb/logs/console?after=1%262&tail=5",

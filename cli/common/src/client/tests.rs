@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::made_up::MadeUp;
+use super::fake::FakeDaemon;
 use super::*;
 use crate::error::ErrorKind;
 use crate::exit::{Code, Report};
 
 fn refused(status: u16, body: &Value) -> Error {
-    let made_up = MadeUp::default().answer(status, body);
-    made_up.node().get::<Value>("/v1/vms/a").unwrap_err()
+    let fake = FakeDaemon::default().answer(status, body);
+    fake.node().get::<Value>("/v1/vms/a").unwrap_err()
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_refusal_keeps_the_daemons_words() {
 }
 
 #[test]
-fn what_is_no_refusal_of_ours_is_shown_as_far_as_it_fits() {
+fn foreign_refusals_are_shown_shortened() {
     let page = format!("<html>{}", "x".repeat(10_000));
     let error = refused(502, &json!(page));
     let said = format!("{:?}", error.in_words());
@@ -46,7 +46,7 @@ fn what_is_no_refusal_of_ours_is_shown_as_far_as_it_fits() {
 }
 
 #[test]
-fn the_exit_code_tells_why() {
+fn the_exit_code_gives_the_reason() {
     let code = |status, code: &str| {
         let body = json!({"code": code, "message": "no"});
         refused(status, &body).code()
@@ -156,7 +156,7 @@ fn servers_that_are_not_as_they_should_be_end_in_errors() {
 }
 
 #[test]
-fn a_server_that_says_nothing_is_left() {
+fn a_silent_server_times_out() {
     let server = Server::start("mute", b"HTTP/1.1 200 OK\r\n", Duration::from_secs(60));
     let start = Instant::now();
     let error = server.ask(Duration::from_millis(200)).unwrap_err();
@@ -192,7 +192,7 @@ fn a_stream_comes_piece_by_piece_and_ends_with_its_connection() {
 }
 
 #[test]
-fn where_no_daemon_is_the_hint_says_how_to_start_one() {
+fn without_a_daemon_the_hint_gives_the_command_to_start_one() {
     let path = std::env::temp_dir().join("bellhop-client-absent");
     let node = Node::new(Http::new(&Address::Socket(path), &Credentials::default()).unwrap());
     let error = node.get::<Value>("/v1/version").unwrap_err();

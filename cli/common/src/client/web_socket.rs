@@ -75,7 +75,7 @@ impl WebSocket {
 
     /// One that the daemon closed after these bytes.
     #[cfg(any(test, feature = "testing"))]
-    pub(super) fn made_up(bytes: &[u8], closed: Closed) -> Result<Self, Error> {
+    pub(super) fn fake(bytes: &[u8], closed: Closed) -> Result<Self, Error> {
         use std::io::Write as _;
 
         let (stream, mut far) = UnixStream::pair().map_err(Error::context(BROKEN))?;

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cause_is_said_once() {
+    fn each_cause_is_printed_once() {
         assert_eq!(
             text_of(&["cannot start", "no such file", "no such file"]),
             "error: cannot start\n  caused by: no such file\n"

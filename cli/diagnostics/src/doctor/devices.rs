@@ -212,8 +212,8 @@ const UDEV_RULE: &str = concat!(
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::Tree;
     use super::super::finding::State;
-    use super::super::made_up::Tree;
     use super::*;
 
     /// A device below its parent, and the bus's link to it.

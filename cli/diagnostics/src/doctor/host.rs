@@ -100,7 +100,7 @@ impl Host {
 
     /// A fake host below `root`, whose devices answer as `devices` does.
     #[cfg(test)]
-    pub(super) fn made_up(root: &Path, devices: Ask) -> Self {
+    pub(super) fn fake(root: &Path, devices: Ask) -> Self {
         Self {
             root: root.to_owned(),
             is_this: false,
@@ -275,7 +275,7 @@ pub(crate) fn is_plain(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::Tree;
+    use super::super::fake::Tree;
     use super::*;
 
     #[test]

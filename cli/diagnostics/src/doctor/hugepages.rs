@@ -80,8 +80,8 @@ fn transparent(host: &Host) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::Tree;
     use super::super::finding::State;
-    use super::super::made_up::Tree;
     use super::*;
 
     const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";

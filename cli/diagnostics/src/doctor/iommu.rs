@@ -106,8 +106,8 @@ fn command_line(host: &Host) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::Tree;
     use super::super::finding::State;
-    use super::super::made_up::Tree;
     use super::*;
 
     fn function(tree: &Tree, address: &str, driver: &str, group: &str) {

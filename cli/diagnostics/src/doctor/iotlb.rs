@@ -62,8 +62,8 @@ fn limit(host: &Host, module: &str, pinned: bool) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::Tree;
     use super::super::finding::State;
-    use super::super::made_up::Tree;
     use super::*;
 
     #[test]

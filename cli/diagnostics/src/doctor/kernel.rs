@@ -79,8 +79,8 @@ fn configuration(modules: &Modules<'_>) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::Tree;
     use super::super::finding::State;
-    use super::super::made_up::Tree;
     use super::*;
 
     fn with(release: &str, config: &str) -> Vec<Finding> {

@@ -171,8 +171,8 @@ fn posted_interrupts(host: &Host) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::Tree;
     use super::super::finding::State;
-    use super::super::made_up::Tree;
     use super::*;
 
     fn cpuinfo(flags: &str) -> String {

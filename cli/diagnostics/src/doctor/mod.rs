@@ -6,6 +6,8 @@
 //! be read becomes [`State::Unknown`] with the reason.
 
 mod devices;
+#[cfg(test)]
+mod fake;
 mod finding;
 mod host;
 mod hugepages;
@@ -13,8 +15,6 @@ mod iommu;
 mod iotlb;
 mod kernel;
 mod kvm;
-#[cfg(test)]
-mod made_up;
 mod memlock;
 mod modules;
 mod next;

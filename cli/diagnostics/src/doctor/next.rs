@@ -91,7 +91,7 @@ fn boot_files(host: &Host) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::Tree;
+    use super::super::fake::Tree;
     use super::*;
 
     fn with_kernel() -> Tree {

@@ -221,7 +221,7 @@ fn parent_modules(host: &Host, functions: &[Function]) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::Tree;
+    use super::super::fake::Tree;
     use super::*;
 
     fn function(tree: &Tree, address: &str, driver: &str, files: &[(&str, &str)]) {

@@ -58,8 +58,8 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::Tree;
     use super::super::finding::State;
-    use super::super::made_up::Tree;
     use super::*;
 
     fn card(tree: &Tree, address: &str, node: &str) {

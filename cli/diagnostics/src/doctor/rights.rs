@@ -97,8 +97,8 @@ fn namespace(host: &Host) -> Result<Finding, Error> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::Tree;
     use super::super::finding::State;
-    use super::super::made_up::Tree;
     use super::*;
 
     fn tree(capabilities: &str, map: &str) -> Tree {

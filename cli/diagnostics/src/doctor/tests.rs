@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::made_up::Tree;
+use super::fake::Tree;
 use super::*;
 
 /// A host without faults.

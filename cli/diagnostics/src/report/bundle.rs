@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_or_there_already_is_missing() {
+    fn oversized_and_duplicate_files_are_left_out() {
         let mut bundle = Bundle::new(0);
         bundle.left = 3;
         bundle.add(&["a"], b"12");

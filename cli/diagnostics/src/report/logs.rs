@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_what_is_printed_is_kept() {
+    fn the_end_of_the_output_is_kept() {
         assert_eq!(printed_by("printf", &["a b"]).unwrap(), b"a b");
         let end = printed_by("seq", &["200000"]).unwrap();
         assert_eq!(u64::try_from(end.len()).unwrap(), LOG_MAX);

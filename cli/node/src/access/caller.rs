@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_of_whom_nothing_is_known_may_nothing() {
+    fn an_unknown_caller_has_no_rights() {
         let access = Access::new(None).unwrap();
         let none = HeaderMap::new();
         let refused = access.caller(&Peer::Unknown, &none).unwrap_err();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_may_do_what_its_role_includes_and_no_more() {
+    fn a_token_has_exactly_the_rights_of_its_role() {
         use Role::{Admin, Operate, Read};
         for (method, path, least) in [
             (Method::GET, "/v1/vms/a", Read),

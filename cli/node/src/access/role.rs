@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_needs_admin() {
+    fn unknown_operations_need_admin() {
         for (method, path) in [
             (Method::GET, "/"),
             (Method::GET, ""),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_change_what_machines_do() {
+    fn operators_change_the_state_of_machines() {
         for (method, path) in [
             (Method::PUT, "/v1/vms/a/state"),
             (Method::POST, "/v1/vms/a/reset"),

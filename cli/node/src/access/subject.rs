@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_pretend() {
+    fn a_name_cannot_claim_another_subject() {
         for (name, shown) in [
             ("CN=ops,O=Example", "CN=ops,O=Example"),
             ("CN=ops+O=Example", "CN=ops+O=Example"),

@@ -135,8 +135,11 @@ impl Tokens {
     /// # Errors
     /// The file cannot be used, or would have no token; then nothing changes.
     pub fn revoke(path: &Path, name: &str) -> Result<bool, Error> {
+        let read = || credentials::read(path, Secrecy::Secret, Holder::Service);
+        // A missing file is an error before the lock creates a file beside it.
+        read()?;
         let _lock = lock(path)?;
-        let bytes = credentials::read(path, Secrecy::Secret, Holder::Service)?;
+        let bytes = read()?;
         let tokens = entries(&bytes, path)?;
         if tokens.iter().all(|token| token.name != name) {
             return Ok(false);
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_said_with_its_line() {
+    fn invalid_lines_are_reported_with_their_number() {
         let error = parse(&format!("read a {TEST}\nread b\n")).unwrap_err();
         assert_eq!(error.to_string(), "line 2 of tokens is no token");
         for (text, words) in [

@@ -190,7 +190,7 @@ fn mounted_paths_are_passed_on_to_where_they_come_from() {
 }
 
 #[test]
-fn the_copy_in_the_repository_is_what_is_served() {
+fn the_copy_in_the_repository_is_the_served_one() {
     if std::env::var_os("BELLHOP_WRITE_OPENAPI").is_some() {
         std::fs::write(COPY, &*GENERATED).unwrap();
     }
@@ -213,7 +213,7 @@ fn everything_described_is_complete() {
 }
 
 #[tokio::test]
-async fn every_operation_refuses_what_it_would_ignore() {
+async fn every_operation_refuses_input_that_it_would_ignore() {
     let name = format!("node-rules-{}", std::process::id());
     let directory = std::env::temp_dir().join(name);
     let node = Node::below(&directory);

@@ -19,5 +19,5 @@ use crate::error::Error;
 ))]
 pub(super) async fn show(State(node): Api) -> Result<Json<Report>, Error> {
     let check = || Ok::<_, Error>(doctor::report(&Host::this()));
-    Ok(Json(node.turns.run(check).await?))
+    Ok(Json(node.kernel_permits.run(check).await?))
 }

@@ -106,7 +106,7 @@ fn stream_of(
     };
     let reader = Reader {
         after,
-        told: after,
+        last_sent: after,
         filter: Filter { vm, change },
         follows: query.follow.unwrap_or(true),
         // A resuming reader has its position already.
@@ -176,7 +176,7 @@ struct Reader {
     /// The generation up to which all events are written or skipped.
     after: u64,
     /// The last generation that the reader has received.
-    told: u64,
+    last_sent: u64,
     filter: Filter,
     /// Whether it waits for new events.
     follows: bool,
@@ -212,7 +212,7 @@ impl Reader {
                     let mut text = String::new();
                     for event in events.iter().filter(|event| self.filter.has(event)) {
                         text.push_str(&written(event));
-                        self.told = event.generation;
+                        self.last_sent = event.generation;
                     }
                     if text.is_empty() {
                         continue;
@@ -222,7 +222,7 @@ impl Reader {
                 Read::Events(_) if !self.follows => return self.place(),
                 Read::Events(_) => {}
                 Read::Lost(until) => {
-                    (self.after, self.told) = (until, until);
+                    (self.after, self.last_sent) = (until, until);
                     return Some(format!(
                         "id: {until}\nevent: lost\ndata: {{\"generation\":{until}}}\n\n"
                     ));
@@ -248,8 +248,8 @@ impl Reader {
     /// The reader's new position, if events were skipped that it does not know of.
     fn place(&mut self) -> Option<String> {
         let after = self.after;
-        let told = std::mem::replace(&mut self.told, after);
-        (told != after).then(|| format!("id: {after}\n\n"))
+        let last_sent = std::mem::replace(&mut self.last_sent, after);
+        (last_sent != after).then(|| format!("id: {after}\n\n"))
     }
 }
 

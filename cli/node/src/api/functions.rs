@@ -26,7 +26,7 @@ use crate::error::Error;
     KernelErrors,
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
-    Ok(Json(node.turns.run(vf::all).await?))
+    Ok(Json(node.kernel_permits.run(vf::all).await?))
 }
 
 /// Read a PCI function
@@ -45,7 +45,7 @@ pub(super) async fn show(
     DeviceName(address): DeviceName,
 ) -> Result<Json<Listing>, Error> {
     let one = move || vf::one(&format!("pci/{address}"));
-    Ok(Json(node.turns.run(one).await?))
+    Ok(Json(node.kernel_permits.run(one).await?))
 }
 
 /// A change of a PCI function.
@@ -98,7 +98,7 @@ pub(super) async fn change(
         }
         Ok(vf::one(&format!("pci/{address}"))?)
     };
-    Ok(Json(node.turns.run(count).await?))
+    Ok(Json(node.kernel_permits.run(count).await?))
 }
 
 /// Whether a NIC was created on a virtual function of this one.

@@ -73,15 +73,15 @@ fn kind(error: &MgmtError) -> ErrorKind {
 
 /// The semaphore of requests to the kernel.
 #[derive(Debug, Clone)]
-pub(crate) struct Turns(Arc<Semaphore>);
+pub(crate) struct KernelPermits(Arc<Semaphore>);
 
-impl Default for Turns {
+impl Default for KernelPermits {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(REQUESTS_MAX)))
     }
 }
 
-impl Turns {
+impl KernelPermits {
     /// Runs `work` on a worker thread, to its end even if the client disconnects: only then is its
     /// turn over.
     pub(crate) async fn run<T, E>(
@@ -92,8 +92,8 @@ impl Turns {
         T: Send + 'static,
         E: Into<Error> + Send + 'static,
     {
-        let turn = tokio::time::timeout(PATIENCE, self.0.clone().acquire_owned()).await;
-        let Ok(Ok(turn)) = turn else {
+        let permit = tokio::time::timeout(PATIENCE, self.0.clone().acquire_owned()).await;
+        let Ok(Ok(permit)) = permit else {
             let message = format!(
                 "{REQUESTS_MAX} requests have waited for the kernel for {} s",
                 PATIENCE.as_secs()
@@ -102,7 +102,7 @@ impl Turns {
         };
         let done = on_worker(move || {
             let done = work();
-            drop(turn);
+            drop(permit);
             done
         });
         done.await?.map_err(Into::into)
@@ -146,33 +146,33 @@ mod tests {
 
     #[tokio::test]
     async fn requests_wait_for_their_turn() {
-        let turns = Turns::default();
+        let kernel_permits = KernelPermits::default();
         let (release, wait) = std::sync::mpsc::channel::<()>();
         let wait = Arc::new(parking_lot::Mutex::new(wait));
         let waiting: Vec<_> = (0..REQUESTS_MAX)
             .map(|_| {
-                let (turns, wait) = (turns.clone(), wait.clone());
+                let (kernel_permits, wait) = (kernel_permits.clone(), wait.clone());
                 tokio::spawn(async move {
                     let work = move || {
                         let _ = wait.lock().recv();
                         Ok::<_, MgmtError>(())
                     };
-                    turns.run(work).await
+                    kernel_permits.run(work).await
                 })
             })
             .collect();
-        while turns.0.available_permits() > 0 {
+        while kernel_permits.0.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
         // The clients disconnect; their requests continue, and keep their turns.
         waiting[0].abort();
         tokio::task::yield_now().await;
-        assert_eq!(turns.0.available_permits(), 0);
+        assert_eq!(kernel_permits.0.available_permits(), 0);
         drop(release);
         for waiting in waiting.into_iter().skip(1) {
             assert!(waiting.await.unwrap().is_ok());
         }
-        assert!(turns.run(|| Ok::<_, MgmtError>(1)).await.is_ok());
+        assert!(kernel_permits.run(|| Ok::<_, MgmtError>(1)).await.is_ok());
     }
 
     #[test]

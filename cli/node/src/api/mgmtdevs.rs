@@ -21,6 +21,9 @@ use crate::error::Error;
     KernelErrors,
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
-    let devices = node.turns.run(|| of_vdpa(Connection::mgmt_devices)).await?;
+    let devices = node
+        .kernel_permits
+        .run(|| of_vdpa(Connection::mgmt_devices))
+        .await?;
     Ok(Json(mgmtdev::listing(&devices)))
 }

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::PROBLEM_JSON;
-use bellhop_api::machine::{MigrationStatus, MigrationTrial, Place, SettleRequest};
+use bellhop_api::machine::{MigrationStatus, MigrationTrial, Place, ResolveRequest};
 use bellhop_api::node::{Awaited, Operation};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use serde::Deserialize;
@@ -29,7 +29,7 @@ use super::vm_path::VmPath;
 use crate::error::Error;
 use crate::machines::operations::{Requested, Sent};
 use crate::machines::spec::NodeMigrationRequest;
-use crate::machines::steps::{Passed, SendRequest};
+use crate::machines::steps::{ProxiedResponse, SendRequest};
 use crate::machines::vmm::no_answer;
 use crate::peers;
 
@@ -119,7 +119,7 @@ pub(super) async fn begin(
 }
 
 /// The answer of a VM's process to a client of the daemon.
-fn answered(passed: Passed) -> Response {
+fn answered(passed: ProxiedResponse) -> Response {
     let kind = if passed.status.is_success() {
         "application/json"
     } else {
@@ -141,7 +141,7 @@ fn answered(passed: Passed) -> Response {
     (status = 500, description = "A step could not be undone: delete the VM", body = ErrorBody),
 ))]
 pub(super) async fn cancel(State(node): Api, VmPath { name }: VmPath) -> Result<StatusCode, Error> {
-    match node.machines.call_off(&name).await? {
+    match node.machines.cancel_incoming(&name).await? {
         Some(()) => Ok(StatusCode::NO_CONTENT),
         None => {
             node.machines.cancel_migration(&name).await?;
@@ -166,7 +166,7 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
     let answer = match proxy::forward(api, vm, request).await {
         Ok(answer) => answer,
         Err(error) => {
-            let left = machines.last_departure(&name);
+            let left = machines.last_outgoing(&name);
             return Ok(Json(left.ok_or(error)?).into_response());
         }
     };
@@ -176,7 +176,7 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
         no_answer("the answer of the VM's process is incomplete").because(error)
     })?;
     if let Ok(status) = serde_json::from_slice::<MigrationStatus>(&body) {
-        machines.hears_migration(&name, asked, status).await;
+        machines.on_migration_report(&name, asked, status).await;
     }
     Ok(Response::from_parts(head, Body::from(body)))
 }
@@ -184,22 +184,22 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
 /// Resolve an indeterminate migration
 ///
 /// For a guest whose connection broke during the handover, or whose process ended without a result
-/// (`may_be_elsewhere`). Check the destination first. `here` resumes the guest, or permits a start,
-/// which follows at once if the machine should run. `there` ends it here. With `here` on both hosts
-/// the guest runs twice.
+/// (`migration_unknown`). Check the destination first. `here` resumes the guest, or permits a
+/// start, which follows at once if the machine should run. `there` ends it here. With `here` on
+/// both hosts the guest runs twice.
 #[utoipa::path(patch, path = "/v1/vms/{name}/migration", operation_id = "resolve_vm_migration",
-    params(VmPath), request_body = SettleRequest, responses(
+    params(VmPath), request_body = ResolveRequest, responses(
     (status = 204, description = "It is resolved"),
     NamedChangeErrors, ProcessErrors,
     (status = 404, description = "Not found: the VM, or a migration", body = ErrorBody),
 ))]
-pub(super) async fn settle(
+pub(super) async fn resolve(
     State(node): Api,
     VmPath { name }: VmPath,
-    JsonBody(change): JsonBody<SettleRequest>,
+    JsonBody(change): JsonBody<ResolveRequest>,
 ) -> Result<StatusCode, Error> {
-    let here = change.settle == Place::Here;
-    node.machines.say_where(&name, here).await?;
+    let here = change.resolve == Place::Here;
+    node.machines.resolve_migration(&name, here).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -214,7 +214,7 @@ mod tests {
             (StatusCode::UNPROCESSABLE_ENTITY, "application/problem+json"),
         ] {
             let body = Bytes::from_static(b"{}");
-            let answer = answered(Passed { status, body });
+            let answer = answered(ProxiedResponse { status, body });
             assert_eq!(answer.headers()[CONTENT_TYPE], kind);
         }
     }

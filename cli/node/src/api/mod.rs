@@ -47,7 +47,7 @@ use super::access::{self, Access};
 use super::context::Node;
 use bellhop_api::node::Event;
 
-pub(super) use management::Turns;
+pub(super) use management::KernelPermits;
 pub use version::API_LEVEL;
 
 /// What the description has beside the endpoints.
@@ -97,7 +97,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
             migration::show,
             migration::begin,
             migration::cancel,
-            migration::settle
+            migration::resolve
         ))
         .routes(routes!(operations::list))
         .routes(routes!(operations::show, operations::cancel))

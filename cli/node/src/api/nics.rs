@@ -32,7 +32,7 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
         let nics = Store::open(&directory)?.nics()?;
         Ok::<_, Error>(nic::listing(&nics)?)
     };
-    Ok(Json(node.turns.run(list).await?))
+    Ok(Json(node.kernel_permits.run(list).await?))
 }
 
 /// Create a NIC
@@ -60,7 +60,7 @@ pub(super) async fn create(
         own.events.publish(event.detail(detail));
         Ok::<_, Error>(nic::listing(&[nic])?)
     };
-    let made = node.turns.run(make).await?;
+    let made = node.kernel_permits.run(make).await?;
     Ok((StatusCode::CREATED, [(LOCATION, location)], Json(made)).into_response())
 }
 
@@ -83,7 +83,7 @@ pub(super) async fn show(
         let nic = Store::open(&directory)?.nic(&name)?;
         Ok::<_, Error>(nic::listing(&[nic])?)
     };
-    Ok(Json(node.turns.run(show).await?))
+    Ok(Json(node.kernel_permits.run(show).await?))
 }
 
 /// Delete a NIC
@@ -108,7 +108,7 @@ pub(super) async fn remove(
         own.events.publish(event.detail("on request"));
         Ok::<_, Error>(())
     };
-    node.turns.run(delete).await?;
+    node.kernel_permits.run(delete).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -120,7 +120,7 @@ mod tests {
     use crate::context::Node;
 
     #[tokio::test]
-    async fn what_is_no_nic_is_refused_before_the_host_is_touched() {
+    async fn invalid_nics_are_refused_before_any_change_of_the_host() {
         let name = format!("node-host-nics-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let node = Node::below(&directory);

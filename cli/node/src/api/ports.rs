@@ -35,7 +35,7 @@ pub(super) struct InstancePath {
     KernelErrors,
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
-    let ports = node.turns.run(|| {
+    let ports = node.kernel_permits.run(|| {
         or_none(
             Devlink::open().and_then(|devlink| devlink.ports()),
             no_devlink,
@@ -58,7 +58,7 @@ pub(super) async fn of_instance(
 ) -> Result<Json<Listing>, Error> {
     let handle = Handle::new(&bus, &device)?;
     let ports = move || Devlink::open()?.ports_of(&handle);
-    let ports = node.turns.run(ports).await?;
+    let ports = node.kernel_permits.run(ports).await?;
     Ok(Json(port::listing(&ports)))
 }
 
@@ -76,6 +76,6 @@ pub(super) async fn show(
 ) -> Result<Json<Listing>, Error> {
     let handle = Handle::new(&bus, &device)?;
     let port = move || Devlink::open()?.port(&handle.port(index));
-    let port = node.turns.run(port).await?;
+    let port = node.kernel_permits.run(port).await?;
     Ok(Json(port::listing(&[port])))
 }

@@ -50,6 +50,6 @@ pub(super) async fn show(
         Some(address) => topology::read_function(address),
         None => topology::read(),
     };
-    let topology = node.turns.run(read).await?;
+    let topology = node.kernel_permits.run(read).await?;
     Ok(Json(TopologyListing { topology }))
 }

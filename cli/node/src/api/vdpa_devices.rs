@@ -143,7 +143,10 @@ fn shown(connection: &Connection, name: &str) -> Result<Shown, MgmtError> {
     KernelErrors,
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
-    let devices = node.turns.run(|| of_vdpa(Connection::devices)).await?;
+    let devices = node
+        .kernel_permits
+        .run(|| of_vdpa(Connection::devices))
+        .await?;
     Ok(Json(dev::listing(&devices)))
 }
 
@@ -162,7 +165,7 @@ pub(super) async fn show(
     DeviceName(name): DeviceName,
 ) -> Result<Json<Shown>, Error> {
     let show = move || shown(&Connection::open()?, &name);
-    Ok(Json(node.turns.run(show).await?))
+    Ok(Json(node.kernel_permits.run(show).await?))
 }
 
 /// Create a vDPA device
@@ -209,7 +212,7 @@ pub(super) async fn put(
         };
         Ok::<_, Error>((status, shown(&connection, &name)?))
     };
-    let (status, device) = node.turns.run(make).await?;
+    let (status, device) = node.kernel_permits.run(make).await?;
     Ok((status, Json(device)))
 }
 
@@ -239,7 +242,7 @@ pub(super) async fn change(
         own.events.publish(event.detail(detail));
         shown(&connection, &name)
     };
-    Ok(Json(node.turns.run(set).await?))
+    Ok(Json(node.kernel_permits.run(set).await?))
 }
 
 /// Delete a vDPA device
@@ -278,7 +281,7 @@ pub(super) async fn remove(
         own.events.publish(event.detail("on request"));
         Ok(())
     };
-    node.turns.run(delete).await?;
+    node.kernel_permits.run(delete).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_say_nothing_are_refused() {
+    fn members_without_a_value_are_refused() {
         for wrong in [
             json!({ "mode": "hard", "then": "hard" }),
             json!({ "mode": "hard", "grace_period_s": 1 }),

@@ -7,7 +7,7 @@ use axum::extract::State;
 use bellhop_api::Items;
 use bellhop_api::machine::VmState;
 use bellhop_api::node::{
-    ConsolePaths, MayBeElsewhere, Selector, Vm, VmNicDevice, VmObserved, VmPhase, VmQuery,
+    ConsolePaths, MigrationUnknown, Selector, Vm, VmNicDevice, VmObserved, VmPhase, VmQuery,
 };
 use vmm::http::parameters::Parameters;
 use vmm::http::{ErrorBody, HttpError};
@@ -16,20 +16,20 @@ use super::state::Api;
 use crate::context::Node;
 use crate::error::Error;
 use crate::machines::View;
-use crate::machines::departure::remedy;
+use crate::machines::outgoing::remedy;
 use crate::machines::record::{Phase, Record};
 use crate::machines::spec::{NicSpec, VmName};
 
 fn nic_device(node: &Node, vm: &VmName, record: &Record, nic: &NicSpec) -> VmNicDevice {
-    let failed_over = record.is_on_stand_by(nic.id());
+    let failed_over = record.is_on_backup(nic.id());
     let now = record.nic_now(vm, nic);
-    let stand_by = now.on_stand_by(vm);
+    let backup = now.on_backup(vm);
     let device = |nic| node.machines.character_device_of(vm, nic).ok();
     VmNicDevice {
         id: nic.id().to_string(),
         vdpa_device: record.made(nic.id(), failed_over).map(str::to_owned),
         character_device: device(&now),
-        backup: stand_by.as_ref().and_then(device),
+        backup_device: backup.as_ref().and_then(device),
         failed_over,
     }
 }
@@ -64,9 +64,9 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<Vm> {
             log: node.paths.console_log(name),
         },
         log: node.paths.log(name),
-        may_be_elsewhere: record.may_be_elsewhere().map(|departure| MayBeElsewhere {
-            destination: departure.destination.clone(),
-            reason: departure.reason(),
+        migration_unknown: record.migration_unknown().map(|outgoing| MigrationUnknown {
+            destination: outgoing.destination.clone(),
+            reason: outgoing.reason(),
             remedy: remedy(name.as_str()),
         }),
         last_end: record.last_end,
@@ -86,10 +86,10 @@ fn phase(record: &Record, live: Option<(Option<u32>, Option<VmState>)>) -> VmPha
     match (record.phase, record.process(), live) {
         (Phase::Creating, ..) => VmPhase::Creating,
         (Phase::Deleting, ..) => VmPhase::Deleting,
-        (Phase::Present, None, _) if record.departure.is_some() => VmPhase::MayBeElsewhere,
+        (Phase::Present, None, _) if record.outgoing.is_some() => VmPhase::MigrationUnknown,
         (Phase::Present, None, _) if record.is_on() => VmPhase::Starting,
         (Phase::Present, None, _) => VmPhase::Stopped,
-        (Phase::Present, Some(_), _) if record.arrival.is_some() => VmPhase::Receiving,
+        (Phase::Present, Some(_), _) if record.incoming.is_some() => VmPhase::Receiving,
         (Phase::Present, Some(_), None) => VmPhase::Starting,
         (Phase::Present, Some(_), Some((_, Some(state)))) => match state {
             VmState::NotStarted | VmState::Starting => VmPhase::Starting,
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_has_what_fits_all_parameters() {
+    fn a_list_has_the_items_that_match_all_parameters() {
         let vm = json!({
             "name": "web", "labels": { "tier": "web" }, "spec": {}, "status": {
                 "phase": "Running", "console": { "socket": "/s", "log": "/l" }, "log": "/v",

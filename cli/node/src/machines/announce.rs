@@ -55,7 +55,7 @@ impl Machines {
                     announcements.push((nic, announcement));
                 }
                 Ok(None) => {}
-                Err(error) => untold(vm, nic, &error),
+                Err(error) => announce_failed(vm, nic, &error),
             }
         }
         for time in 0..TIMES {
@@ -65,7 +65,7 @@ impl Machines {
             announcements.retain(|(nic, announcement)| match announcement.send() {
                 Ok(()) => true,
                 Err(error) => {
-                    untold(vm, nic, &error.into());
+                    announce_failed(vm, nic, &error.into());
                     false
                 }
             });
@@ -91,7 +91,7 @@ impl Machines {
     }
 }
 
-fn untold(vm: &VmName, nic: &NicSpec, error: &Error) {
+fn announce_failed(vm: &VmName, nic: &NicSpec, error: &Error) {
     tracing::info!(
         %vm,
         nic = %nic.id(),

@@ -28,9 +28,9 @@ pub(crate) enum Change {
     /// It has ended.
     Ended(End),
     /// Its process is gone, and its guest may run elsewhere: the reason.
-    MayBeElsewhere(String),
+    MigrationUnknown(String),
     /// A client reported where its guest is.
-    Settled {
+    MigrationResolved {
         /// Whether it is here.
         here: bool,
     },
@@ -116,8 +116,8 @@ impl Change {
                 end: Some(end.reason),
                 ..because(EventChange::Ended, &end.detail)
             },
-            Self::MayBeElsewhere(why) => because(EventChange::MayBeElsewhere, why),
-            Self::Settled { here } => {
+            Self::MigrationUnknown(why) => because(EventChange::MigrationUnknown, why),
+            Self::MigrationResolved { here } => {
                 let (place, detail) = if *here {
                     (Place::Here, "its guest is here")
                 } else {
@@ -125,7 +125,7 @@ impl Change {
                 };
                 Event {
                     place: Some(place),
-                    ..event(EventChange::Settled).detail(detail)
+                    ..event(EventChange::MigrationResolved).detail(detail)
                 }
             }
             Self::Awaited(listen) => Event {
@@ -268,8 +268,8 @@ mod tests {
                     "detail": "triple fault"}),
             ),
             (
-                Change::Settled { here: false },
-                json!({"change": "settled", "place": "There",
+                Change::MigrationResolved { here: false },
+                json!({"change": "migration_resolved", "place": "There",
                     "detail": "its guest runs elsewhere"}),
             ),
             (

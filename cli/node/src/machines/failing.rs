@@ -15,10 +15,10 @@ use vdpa::causes::in_one_line;
 use vdpa_mgmt::devlink::{Event, HealthReporter, Notice};
 use vdpa_mgmt::nic::MadeNic;
 
-use super::health::{Place, Verdict, judge, reason};
+use super::health::{FailureAction, Place, action_for, reason};
 use super::record::{Phase, Record};
-use super::slot::Slot;
 use super::spec::{NicId, NicSpec, VmName};
+use super::vm_entry::VmEntry;
 use super::{Change, Machines};
 
 /// The directory of devices.
@@ -27,12 +27,12 @@ const SYSFS: &str = "/sys";
 impl Machines {
     /// Handles a devlink notification; workers move the affected NICs. Reads sysfs and the records
     /// of NICs.
-    pub(crate) fn hears_devlink(self: &Arc<Self>, notice: &Notice) {
+    pub(crate) fn on_devlink_event(self: &Arc<Self>, notice: &Notice) {
         let failed = {
             let mut in_error = self.in_error.lock();
             match notice {
                 Notice::Event(Event::Health(reporter)) => {
-                    in_error.hears(reporter).then_some(reporter)
+                    in_error.record_state(reporter).then_some(reporter)
                 }
                 Notice::Event(Event::InstanceGone(handle)) => {
                     in_error.goes(handle);
@@ -46,43 +46,44 @@ impl Machines {
             }
         };
         if let Some(reporter) = failed {
-            self.hears_failure(reporter);
+            self.on_device_failure(reporter);
         }
     }
 
-    fn hears_failure(self: &Arc<Self>, reporter: &HealthReporter) {
-        let slots: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
+    fn on_device_failure(self: &Arc<Self>, reporter: &HealthReporter) {
+        let entries: Vec<Arc<VmEntry>> = self.entries().values().cloned().collect();
         let why = reason(reporter);
         let mut made = None;
-        for slot in slots {
-            let Some(record) = slot.record().filter(is_concerned) else {
+        for entry in entries {
+            let Some(record) = entry.record().filter(is_concerned) else {
                 continue;
             };
             for nic in record.spec.nics() {
-                let stand_by = nic.on_stand_by(slot.name());
-                let Some(stand_by) = stand_by.filter(|_| !record.is_on_stand_by(nic.id())) else {
+                let backup = nic.on_backup(entry.name());
+                let Some(backup) = backup.filter(|_| !record.is_on_backup(nic.id())) else {
                     continue;
                 };
-                let made = made.get_or_insert_with(|| self.made_nics());
-                let place = |nic: &NicSpec| self.place_of(slot.name(), nic, made);
-                match judge(reporter, &place(nic), &place(&stand_by)) {
-                    Verdict::Untouched => {}
-                    Verdict::FailOver => self.fail_over(&slot, nic.id(), why.clone()),
-                    Verdict::Both => {
+                let made = made.get_or_insert_with(|| self.created_nics());
+                let place = |nic: &NicSpec| self.place_of(entry.name(), nic, made);
+                match action_for(reporter, &place(nic), &place(&backup)) {
+                    FailureAction::Untouched => {}
+                    FailureAction::FailOver => self.fail_over(&entry, nic.id(), why.clone()),
+                    FailureAction::Both => {
                         let why = format!("{why}, and the backup device depends on it, too");
-                        self.tells_not_moved(slot.name(), nic.id(), why);
+                        self.report_not_failed_over(entry.name(), nic.id(), why);
                     }
                 }
             }
         }
     }
 
-    fn fail_over(self: &Arc<Self>, slot: &Arc<Slot>, id: &NicId, why: String) {
-        let (machines, slot, id) = (self.clone(), slot.clone(), id.clone());
+    fn fail_over(self: &Arc<Self>, entry: &Arc<VmEntry>, id: &NicId, why: String) {
+        let (machines, entry, id) = (self.clone(), entry.clone(), id.clone());
         self.runtime.spawn(async move {
-            let work = move |machines: &Self, slot: &Slot| machines.fail_over_now(slot, &id, why);
-            if let Err(error) = machines.locked(&slot, work).await {
-                tracing::warn!(vm = %slot.name(), %error, "cannot check a failed NIC");
+            let work =
+                move |machines: &Self, entry: &VmEntry| machines.fail_over_now(entry, &id, why);
+            if let Err(error) = machines.locked(&entry, work).await {
+                tracing::warn!(vm = %entry.name(), %error, "cannot check a failed NIC");
             }
         });
     }
@@ -96,40 +97,40 @@ impl Machines {
     }
 
     /// Moves a NIC whose device has failed to its backup, unless it has moved meanwhile.
-    fn fail_over_now(&self, slot: &Slot, id: &NicId, why: String) {
-        let vm = slot.name();
-        let Some(mut record) = slot.record().filter(is_concerned) else {
+    fn fail_over_now(&self, entry: &VmEntry, id: &NicId, why: String) {
+        let vm = entry.name();
+        let Some(mut record) = entry.record().filter(is_concerned) else {
             return;
         };
-        let stands_by = record.spec.nic(id).and_then(|nic| nic.on_stand_by(vm));
-        if stands_by.is_none() {
+        let backup = record.spec.nic(id).and_then(|nic| nic.on_backup(vm));
+        if backup.is_none() {
             return;
         }
-        let life = self.life(slot);
-        if life.look_for_failovers(&mut record).contains(id) || record.is_on_stand_by(id) {
-            return self.tells_failed_over(vm, id, why);
+        let lifecycle = self.lifecycle(entry);
+        if lifecycle.query_failovers(&mut record).contains(id) || record.is_on_backup(id) {
+            return self.report_failed_over(vm, id, why);
         }
-        match life.seat(&mut record, id, true) {
-            Ok(()) => self.tells_failed_over(vm, id, why),
+        match lifecycle.seat(&mut record, id, true) {
+            Ok(()) => self.report_failed_over(vm, id, why),
             Err(error) => {
                 let error = in_one_line(&error);
-                self.tells_not_moved(vm, id, format!("{why}; {error}"));
+                self.report_not_failed_over(vm, id, format!("{why}; {error}"));
             }
         }
     }
 
-    fn tells_failed_over(&self, vm: &VmName, id: &NicId, why: String) {
+    fn report_failed_over(&self, vm: &VmName, id: &NicId, why: String) {
         tracing::warn!(%vm, nic = %id, why, "failover: a NIC moved to its backup device");
-        self.tell(vm, Change::NicFailedOver(id.clone(), Some(why)));
+        self.publish(vm, Change::NicFailedOver(id.clone(), Some(why)));
     }
 
-    fn tells_not_moved(&self, vm: &VmName, id: &NicId, why: String) {
+    fn report_not_failed_over(&self, vm: &VmName, id: &NicId, why: String) {
         tracing::error!(%vm, nic = %id, why, "failover: a NIC stays on its failed device");
-        self.tell(vm, Change::NicNotFailedOver(id.clone(), why));
+        self.publish(vm, Change::NicNotFailedOver(id.clone(), why));
     }
 }
 
 /// Whether a VM has NICs that can move: it runs here.
 fn is_concerned(record: &Record) -> bool {
-    record.phase == Phase::Present && record.process().is_some() && record.arrival.is_none()
+    record.phase == Phase::Present && record.process().is_some() && record.incoming.is_none()
 }

@@ -87,7 +87,7 @@ fn port(step: &Step) -> Option<PortHandle> {
 
 /// The consequence of a failure for a NIC with a backup device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum FailureAction {
     /// The failure does not affect it.
     Untouched,
     /// It must move to the backup.
@@ -96,12 +96,12 @@ pub(crate) enum Verdict {
     Both,
 }
 
-/// The consequence of this reporter's error for a NIC at `own` with a backup device at `stand_by`.
-pub(crate) fn judge(reporter: &HealthReporter, own: &Place, stand_by: &Place) -> Verdict {
-    match (own.hangs_on(reporter), stand_by.hangs_on(reporter)) {
-        (false, _) => Verdict::Untouched,
-        (true, false) => Verdict::FailOver,
-        (true, true) => Verdict::Both,
+/// The consequence of this reporter's error for a NIC at `own` with a backup device at `backup`.
+pub(crate) fn action_for(reporter: &HealthReporter, own: &Place, backup: &Place) -> FailureAction {
+    match (own.hangs_on(reporter), backup.hangs_on(reporter)) {
+        (false, _) => FailureAction::Untouched,
+        (true, false) => FailureAction::FailOver,
+        (true, true) => FailureAction::Both,
     }
 }
 
@@ -121,7 +121,7 @@ pub(crate) struct InError(BTreeSet<(Handle, Option<u32>, String)>);
 
 impl InError {
     /// Records a reporter's state. Returns whether a failure begins.
-    pub(crate) fn hears(&mut self, reporter: &HealthReporter) -> bool {
+    pub(crate) fn record_state(&mut self, reporter: &HealthReporter) -> bool {
         let which = (
             reporter.handle.clone(),
             reporter.port_index,
@@ -192,47 +192,60 @@ mod tests {
         );
         for (reporter, port, to_near, to_far) in [
             // The NIC as a whole, which both devices depend on, or one of them.
-            ("pci/0000:01:00.0", None, Verdict::Both, Verdict::FailOver),
-            ("auxiliary/sf.1", None, Verdict::FailOver, Verdict::FailOver),
+            (
+                "pci/0000:01:00.0",
+                None,
+                FailureAction::Both,
+                FailureAction::FailOver,
+            ),
+            (
+                "auxiliary/sf.1",
+                None,
+                FailureAction::FailOver,
+                FailureAction::FailOver,
+            ),
             (
                 "auxiliary/sf.1",
                 Some(0),
-                Verdict::FailOver,
-                Verdict::FailOver,
+                FailureAction::FailOver,
+                FailureAction::FailOver,
             ),
             (
                 "pci/0000:01:00.0",
                 Some(1),
-                Verdict::FailOver,
-                Verdict::FailOver,
+                FailureAction::FailOver,
+                FailureAction::FailOver,
             ),
             // Ports and functions of others, among them the backup's.
             (
                 "pci/0000:01:00.0",
                 Some(2),
-                Verdict::Untouched,
-                Verdict::Untouched,
+                FailureAction::Untouched,
+                FailureAction::Untouched,
             ),
             (
                 "pci/0000:02:00.0",
                 None,
-                Verdict::Untouched,
-                Verdict::Untouched,
+                FailureAction::Untouched,
+                FailureAction::Untouched,
             ),
             (
                 "auxiliary/sf.2",
                 None,
-                Verdict::Untouched,
-                Verdict::Untouched,
+                FailureAction::Untouched,
+                FailureAction::Untouched,
             ),
         ] {
             let reporter = of(reporter, port, HealthState::Error);
-            assert_eq!(judge(&reporter, &own, &near), to_near, "{reporter:?}");
-            assert_eq!(judge(&reporter, &own, &far), to_far, "{reporter:?}");
+            assert_eq!(action_for(&reporter, &own, &near), to_near, "{reporter:?}");
+            assert_eq!(action_for(&reporter, &own, &far), to_far, "{reporter:?}");
         }
         // The parents of a missing device are unknown.
         let whole = of("pci/0000:01:00.0", None, HealthState::Error);
-        assert_eq!(judge(&whole, &Place::default(), &far), Verdict::Untouched);
+        assert_eq!(
+            action_for(&whole, &Place::default(), &far),
+            FailureAction::Untouched
+        );
         assert!(reason(&whole).contains("fw of pci/0000:01:00.0"));
     }
 
@@ -280,7 +293,7 @@ mod tests {
                     1 => HealthState::Other(7),
                     _ => HealthState::Error,
                 };
-                let begins = heard.hears(&of("pci/0000:01:00.0", Some(which), state));
+                let begins = heard.record_state(&of("pci/0000:01:00.0", Some(which), state));
                 prop_assert_eq!(begins, state == HealthState::Error && !*is);
                 *is = state == HealthState::Error;
             }
@@ -288,19 +301,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_or_lost_may_fail_anew_and_memory_has_an_end() {
+    fn removed_reporters_may_fail_again_and_memory_is_bounded() {
         let one = of("pci/0000:01:00.0", None, HealthState::Error);
         let other = of("pci/0000:02:00.0", None, HealthState::Error);
         let mut heard = InError::default();
-        assert!(heard.hears(&one) && heard.hears(&other));
+        assert!(heard.record_state(&one) && heard.record_state(&other));
         heard.goes(&one.handle);
-        assert!(heard.hears(&one) && !heard.hears(&other));
+        assert!(heard.record_state(&one) && !heard.record_state(&other));
         heard.lost();
-        assert!(heard.hears(&one));
+        assert!(heard.record_state(&one));
         for index in 0..2 * u32::try_from(IN_ERROR_MAX).unwrap() {
-            assert!(heard.hears(&of("pci/0000:03:00.0", Some(index), HealthState::Error)));
+            assert!(heard.record_state(&of("pci/0000:03:00.0", Some(index), HealthState::Error)));
         }
         assert_eq!(heard.0.len(), IN_ERROR_MAX);
-        assert!(!heard.hears(&one));
+        assert!(!heard.record_state(&one));
     }
 }

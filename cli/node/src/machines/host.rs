@@ -24,12 +24,12 @@ use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
 pub(in crate::machines) use self::nics::by_name;
 use super::Machines;
-use super::arrival::Coming;
-use super::departure::Account;
+use super::incoming::IncomingReport;
+use super::outgoing::MigrationReport;
 use super::process::{self, Identity, Process, Start};
 use super::record::Record;
 use super::spec::{DeviceId, NicId, NicSpec, VmName, VmSpec};
-use super::steps::{Found, Host, Passed, SendRequest};
+use super::steps::{Host, ProcessState, ProxiedResponse, SendRequest};
 use super::vmm::{MIGRATION, SOON, START, Vmm};
 use crate::error::{Error, UNUSABLE};
 use crate::peers::Peer;
@@ -55,7 +55,7 @@ impl Machines {
     }
 
     /// Ends processes that carry this node's mark and whose VM is not `wanted`.
-    pub(crate) fn end_strays(&self, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
+    pub(crate) fn end_orphans(&self, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
         let below = self.paths.runtime().join("vms");
         for (mark, identity) in process::all_marked()? {
             let name = mark.strip_prefix(&below).ok().and_then(Path::to_str);
@@ -251,14 +251,14 @@ fn unended(source: io::Error) -> Error {
 
 impl Host for Machines {
     fn keep(&self, vm: &VmName, record: &Record) -> Result<(), Error> {
-        let slot = self.slots().get(vm).cloned();
+        let entry = self.entries().get(vm).cloned();
         let mut record = record.clone();
-        if let Some(slot) = &slot {
-            record.count_change(slot.view().record.as_ref());
+        if let Some(entry) = &entry {
+            record.count_change(entry.view().record.as_ref());
         }
         self.store.put(VMS, vm.as_str(), &record)?;
-        if let Some(slot) = slot {
-            slot.shows(Some(&record));
+        if let Some(entry) = entry {
+            entry.shows(Some(&record));
         }
         Ok(())
     }
@@ -267,8 +267,8 @@ impl Host for Machines {
         let forgotten = self.store.remove(VMS, vm.as_str());
         // Nothing is left of the VM, whatever the store contains: a record without steps does no
         // harm.
-        if let Some(slot) = self.slots().get(vm) {
-            slot.shows(None);
+        if let Some(entry) = self.entries().get(vm) {
+            entry.shows(None);
         }
         forgotten
     }
@@ -308,9 +308,9 @@ impl Host for Machines {
         }
     }
 
-    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
+    fn make_backup(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         let own = self.net_config(vm, nic);
-        match nic.stand_by_request(vm, own.as_ref()) {
+        match nic.backup_request(vm, own.as_ref()) {
             Some(request) => self.make(vm, &request).map_err(Error::wrap(format!(
                 "cannot create the backup device of NIC {}",
                 nic.id()
@@ -320,7 +320,7 @@ impl Host for Machines {
     }
 
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error> {
-        self.take_device_back(vm, device)
+        self.delete_device(vm, device)
     }
 
     fn start_process(&self, vm: &VmName) -> Result<Identity, Error> {
@@ -410,24 +410,24 @@ impl Host for Machines {
 
     fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         let vmm = self.api_of(vm);
-        let stand_by = self.stands_by(vm, nic)?;
+        let backup = self.backup_path(vm, nic)?;
         let there = self.runtime.block_on(vmm.nic(nic.id()))?;
-        let there = there.failover.map(PathBuf::from);
+        let there = there.backup.map(PathBuf::from);
         // A device opens only once: a VM that has it already cannot receive it again.
         let (fd, devices) = if self.is_on(vm, nic) {
             (None, Vec::new())
         } else {
             (Some(0), vec![self.vdpa(vm, nic, 0)?.1])
         };
-        // A process of an earlier version does not know `failover`.
-        let failover = (there != stand_by).then_some(stand_by);
-        if fd.is_none() && failover.is_none() {
+        // A process of an earlier version does not know `backup`.
+        let backup = (there != backup).then_some(backup);
+        if fd.is_none() && backup.is_none() {
             return Ok(());
         }
         let path = format!("/v1/vm/nics/{}", nic.id());
         let change = NicChange {
             fd,
-            failover,
+            backup,
             ..NicChange::default()
         };
         let swapped = vmm.hand_over(Method::PATCH, &path, Some(&change), START, &devices);
@@ -470,25 +470,25 @@ impl Host for Machines {
         self.runtime.block_on(self.api_of(vm).press_button())
     }
 
-    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, Error> {
+    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<ProxiedResponse, Error> {
         self.runtime.block_on(self.api_of(vm).leave(request))
     }
 
-    fn migration(&self, vm: &VmName, identity: Identity) -> Account {
-        let status = self.asked(vm, identity, Err(Account::Silent), async |vmm| {
+    fn migration(&self, vm: &VmName, identity: Identity) -> MigrationReport {
+        let status = self.asked(vm, identity, Err(MigrationReport::Silent), async |vmm| {
             vmm.migration().await
         });
         match status {
             Ok(status) => {
                 self.migration_reports(vm, &status);
-                Account::from(&status)
+                MigrationReport::from(&status)
             }
             Err(account) => account,
         }
     }
 
     fn await_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error> {
-        let Some(arrival) = &record.arrival else {
+        let Some(incoming) = &record.incoming else {
             return Ok(());
         };
         self.await_started(vm, identity)?;
@@ -497,10 +497,10 @@ impl Host for Machines {
             // By path, so that the source can make a dry run first, which opens the device and
             // closes it again.
             let path = self.character_device_of(vm, &nic)?;
-            let failover = self.stands_by(vm, &nic)?;
-            vdpa.push(nic.vdpa(VdpaSource::Path(path), failover));
+            let backup = self.backup_path(vm, &nic)?;
+            vdpa.push(nic.vdpa(VdpaSource::Path(path), backup));
         }
-        let listen: Endpoint = arrival.listen.parse().map_err(|error: BadEndpoint| {
+        let listen: Endpoint = incoming.listen.parse().map_err(|error: BadEndpoint| {
             Error::failed("no process waits for it").because(error)
         })?;
         let tls = self.peers.tls(&listen).cloned();
@@ -523,11 +523,13 @@ impl Host for Machines {
         Ok(())
     }
 
-    fn coming(&self, vm: &VmName, identity: Identity) -> Coming {
-        self.asked(vm, identity, Coming::Silent, async |vmm| vmm.coming().await)
+    fn incoming_report(&self, vm: &VmName, identity: Identity) -> IncomingReport {
+        self.asked(vm, identity, IncomingReport::Silent, async |vmm| {
+            vmm.incoming_report().await
+        })
     }
 
-    fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, Error> {
+    fn cancel_incoming(&self, vm: &VmName, identity: Identity) -> Result<bool, Error> {
         let Some(process) = Process::open(identity).map_err(unended)? else {
             return Ok(true);
         };
@@ -545,14 +547,14 @@ impl Host for Machines {
             if process.wait(LOOK).map_err(unended)? {
                 return Ok(true);
             }
-            match self.coming(vm, identity) {
+            match self.incoming_report(vm, identity) {
                 // The process could receive another VM now, but there is none.
-                Coming::Stayed => {
+                IncomingReport::Stayed => {
                     self.runtime.block_on(vmm.want(WantedState::Stopped))?;
                     return process.wait(GRACE).map_err(unended);
                 }
-                Coming::Arrived | Coming::Unsettled => return Ok(false),
-                Coming::Waits(_) | Coming::UnderWay | Coming::Silent => {}
+                IncomingReport::Arrived | IncomingReport::Indeterminate => return Ok(false),
+                IncomingReport::Waits(_) | IncomingReport::UnderWay | IncomingReport::Silent => {}
             }
         }
         Ok(false)
@@ -581,49 +583,49 @@ impl Host for Machines {
         })
     }
 
-    fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found {
+    fn look(&self, vm: &VmName, identity: Option<Identity>) -> ProcessState {
         let Some(identity) = identity else {
             let found = process::find(&self.paths.runtime_of(vm));
             return match found {
-                Ok(found) if found.is_empty() => Found::Gone,
-                _ => Found::Unknown,
+                Ok(found) if found.is_empty() => ProcessState::Gone,
+                _ => ProcessState::Unknown,
             };
         };
         let process = match Process::open(identity) {
             Ok(Some(process)) => process,
-            Ok(None) => return Found::Gone,
-            Err(_) => return Found::Unknown,
+            Ok(None) => return ProcessState::Gone,
+            Err(_) => return ProcessState::Unknown,
         };
         let start = Instant::now();
         let handshake = loop {
             match self.runtime.block_on(self.api_of(vm).handshake()) {
                 Ok(handshake) => break handshake,
                 Err(error) if error.is_not_listening() && start.elapsed() < FIND => {}
-                Err(_) => return gone_or(&process, Found::Unknown),
+                Err(_) => return gone_or(&process, ProcessState::Unknown),
             }
             if process.wait(Duration::from_millis(20)).unwrap_or(false) {
-                return gone_or(&process, Found::Gone);
+                return gone_or(&process, ProcessState::Gone);
             }
         };
-        if handshake.pid != identity.pid || !super::speaks(handshake.api) {
-            return Found::Unknown;
+        if handshake.pid != identity.pid || !super::supports_api(handshake.api) {
+            return ProcessState::Unknown;
         }
         let status = self.runtime.block_on(self.api_of(vm).status());
         match status.map(|status| status.state) {
-            Ok(VmState::Running | VmState::Paused) => Found::Runs,
-            Ok(VmState::NotStarted | VmState::Starting) => Found::NotBooted,
+            Ok(VmState::Running | VmState::Paused) => ProcessState::Runs,
+            Ok(VmState::NotStarted | VmState::Starting) => ProcessState::NotBooted,
             Ok(VmState::Stopped) | Err(_) => {
                 let _ = process.wait(SOON);
-                gone_or(&process, Found::Unknown)
+                gone_or(&process, ProcessState::Unknown)
             }
         }
     }
 }
 
 /// `otherwise`, unless the process has exited meanwhile.
-fn gone_or(process: &Process, otherwise: Found) -> Found {
+fn gone_or(process: &Process, otherwise: ProcessState) -> ProcessState {
     match process.wait(Duration::ZERO) {
-        Ok(true) => Found::Gone,
+        Ok(true) => ProcessState::Gone,
         _ => otherwise,
     }
 }

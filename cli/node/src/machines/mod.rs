@@ -1,9 +1,9 @@
 //! The VMs of this node: one process each, which outlives the daemon.
 //!
 //! ```text
-//!   endpoints ──> Machines ── a slot for each name, a lock for its steps ──> Life (steps in order)
-//!                    │  ^                                                        │
-//!                    │  └── Host: records, devices, processes <──────────────────┘
+//!   endpoints ──> Machines ── an entry for each name ──> Lifecycle (steps in order)
+//!                    │  ^       a lock for its steps          │
+//!                    │  └── Host: records, devices, processes <┘
 //!                    │ supervisor: a task for each process
 //!                    └── pidfd, GET /v1/vm/watch <── process "bellhop run"
 //! ```
@@ -19,43 +19,43 @@
 //! ```
 //! A VM that was sent elsewhere keeps a mark in its record until it reports that its guest is here.
 //! If its process is gone, the daemon does not start it until a client reports where the guest is
-//! ([`departure`]). An incoming VM is Present, too, and marked until its guest is here
-//! ([`arrival`]). [`pairing`] is the exchange between the two nodes. If an arrived guest cannot
+//! ([`outgoing`]). An incoming VM is Present, too, and marked until its guest is here
+//! ([`incoming`]). [`pairing`] is the exchange between the two nodes. If an arrived guest cannot
 //! announce its place, this host does ([`announce`]).
 //!
-//! A daemon that starts reads the store and checks the state of the host ([`steps::Life::settle`]).
-//! It adopts running processes, rolls back interrupted operations and starts VMs that should run.
-//! It deletes devices and processes that belong to none of its VMs. It touches nothing without its
-//! own mark.
+//! A daemon that starts reads the store and checks the state of the host
+//! ([`steps::Lifecycle::reconcile`]). It adopts running processes, rolls back interrupted
+//! operations and starts VMs that should run. It deletes devices and processes that belong to none
+//! of its VMs. It touches nothing without its own mark.
 //!
 //! Steps wait for the kernel and for other processes, so worker threads run them, to their end even
 //! if the client disconnects. Owns the set of VMs.
 
 mod announce;
-pub(crate) mod arrival;
 mod change;
 pub(crate) mod condition;
 mod cordon;
-pub(crate) mod departure;
 pub(crate) mod error;
 mod failing;
 pub(crate) mod health;
 pub(crate) mod host;
+pub(crate) mod incoming;
 pub(crate) mod observer;
 pub(crate) mod operations;
+pub(crate) mod outgoing;
 pub(crate) mod pairing;
 mod plan;
 pub(crate) mod process;
+mod reconcile;
 pub(crate) mod record;
 mod requests;
-mod settle;
-mod slot;
 mod snapshots;
 pub(crate) mod spec;
 mod spec_patch;
 pub(crate) mod steps;
 pub(crate) mod stop;
 mod supervisor;
+mod vm_entry;
 pub(crate) mod vmm;
 mod work;
 
@@ -73,17 +73,17 @@ use tokio::runtime::Handle;
 
 pub(crate) use self::change::{Change, Put, Removed};
 use self::condition::Condition;
-use self::departure::Account;
 use self::error::{no_vm, not_running, starting, unfinished};
 use self::health::InError;
 use self::observer::StepObserver;
 use self::operations::{Operations, Requested, Sent};
+use self::outgoing::MigrationReport;
 use self::process::Identity;
 use self::record::Record;
-use self::slot::Slot;
-pub(crate) use self::slot::View;
 use self::spec::{DeviceId, ExistingDevice, NicId, NicSpec, VmName, VmSpec, owned_by};
-use self::steps::{Life, SendRequest};
+use self::steps::{Lifecycle, SendRequest};
+pub(crate) use self::vm_entry::View;
+use self::vm_entry::VmEntry;
 use self::vmm::Vmm;
 use super::error::Error;
 use super::paths::Paths;
@@ -91,7 +91,7 @@ use super::peers::Peers;
 use super::store::{Store, VMS};
 
 /// Whether this daemon supports a process with this API level: its own level, and the one before.
-pub(crate) fn speaks(level: u32) -> bool {
+pub(crate) fn supports_api(level: u32) -> bool {
     level == API_LEVEL || level.checked_add(1) == Some(API_LEVEL)
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Machines {
     /// The runtime that waits for requests to VMs.
     runtime: Handle,
     listener: Listener,
-    slots: Mutex<BTreeMap<VmName, Arc<Slot>>>,
+    entries: Mutex<BTreeMap<VmName, Arc<VmEntry>>>,
     /// Held while a VM is created or begins to arrive, and exclusively while that is forbidden.
     admission: RwLock<()>,
     /// Held while a check runs whether another VM has a device.
@@ -127,39 +127,39 @@ pub(crate) struct Machines {
     in_error: Mutex<InError>,
 }
 
-vdpa::opaque_debug!(Machines, this => slots: this.slots);
+vdpa::opaque_debug!(Machines, this => entries: this.entries);
 
 impl Machines {
-    fn slots(&self) -> MutexGuard<'_, BTreeMap<VmName, Arc<Slot>>> {
-        self.slots.lock()
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<VmName, Arc<VmEntry>>> {
+        self.entries.lock()
     }
 
-    fn tell(&self, vm: &VmName, change: Change) {
+    fn publish(&self, vm: &VmName, change: Change) {
         (self.listener)(vm, change);
     }
 
     /// The life of a VM. The caller holds its lock.
-    fn life<'a>(&'a self, slot: &'a Slot) -> Life<'a> {
-        Life {
+    fn lifecycle<'a>(&'a self, entry: &'a VmEntry) -> Lifecycle<'a> {
+        Lifecycle {
             host: self,
-            vm: slot.name(),
+            vm: entry.name(),
         }
     }
 
     /// The owners of a NIC's character devices: of its own, and of its backup.
     fn devices_of(&self, vm: &VmName, nic: &NicSpec) -> impl Iterator<Item = PathBuf> {
-        let stand_by = nic.on_stand_by(vm);
-        let stand_by = stand_by.map(|nic| self.device_of(vm, &nic));
-        std::iter::once(self.device_of(vm, nic)).chain(stand_by)
+        let backup = nic.on_backup(vm);
+        let backup = backup.map(|nic| self.device_of(vm, &nic));
+        std::iter::once(self.device_of(vm, nic)).chain(backup)
     }
 
     /// Fails if another VM has a device that `spec` names, or if `spec` names one twice. From now
     /// on the devices are reserved for this VM, until `pending` is cleared.
-    fn reserve(&self, slot: &Slot, spec: &VmSpec) -> Result<(), Error> {
+    fn reserve(&self, entry: &VmEntry, spec: &VmSpec) -> Result<(), Error> {
         let _one = self.reserving.lock();
         let mut taken: Vec<(PathBuf, VmName)> = Vec::new();
-        let others: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
-        for other in others.iter().filter(|other| other.name() != slot.name()) {
+        let others: Vec<Arc<VmEntry>> = self.entries().values().cloned().collect();
+        for other in others.iter().filter(|other| other.name() != entry.name()) {
             let view = other.view().clone();
             let specs = view.record.iter().flat_map(Record::specs);
             for nic in specs.chain(&view.pending).flat_map(VmSpec::nics) {
@@ -169,7 +169,7 @@ impl Machines {
             }
         }
         let wanted = spec.nics().iter();
-        for device in wanted.flat_map(|nic| self.devices_of(slot.name(), nic)) {
+        for device in wanted.flat_map(|nic| self.devices_of(entry.name(), nic)) {
             if let Some((device, by)) = taken.iter().find(|(taken, _)| *taken == device) {
                 let message = format!(
                     "{} already belongs to the virtual machine {by}: only one VM can use a device",
@@ -177,13 +177,13 @@ impl Machines {
                 );
                 return Err(Error::conflict("device_taken", message));
             }
-            taken.push((device, slot.name().clone()));
+            taken.push((device, entry.name().clone()));
         }
-        slot.view().pending = Some(spec.clone());
+        entry.view().pending = Some(spec.clone());
         Ok(())
     }
 
-    /// Opens all VMs in the store. Does not change any yet: see [`Self::settle`].
+    /// Opens all VMs in the store. Does not change any yet: see [`Self::reconcile`].
     ///
     /// # Errors
     /// A record cannot be read; then nothing was changed.
@@ -196,13 +196,13 @@ impl Machines {
         peers: Peers,
         listener: Listener,
     ) -> Result<Arc<Self>, Error> {
-        let mut slots = BTreeMap::new();
+        let mut entries = BTreeMap::new();
         for (name, record) in store.all::<Record>(VMS)? {
             let Ok(name) = name.parse::<VmName>() else {
                 tracing::error!(name, "ignoring a record with an invalid VM name");
                 continue;
             };
-            slots.insert(name.clone(), Arc::new(Slot::new(name, Some(record))));
+            entries.insert(name.clone(), Arc::new(VmEntry::new(name, Some(record))));
         }
         let operations = Operations::read(&store)?;
         let machines = Self {
@@ -215,18 +215,18 @@ impl Machines {
             peers,
             runtime: Handle::current(),
             listener,
-            slots: Mutex::new(slots),
+            entries: Mutex::new(entries),
             admission: RwLock::default(),
             reserving: Mutex::default(),
             nics: Mutex::default(),
             ending: AtomicBool::new(false),
             in_error: Mutex::default(),
         };
-        for (device, nic) in machines.made_nics() {
+        for (device, nic) in machines.created_nics() {
             let owner = nic.owner().and_then(owned_by);
             if let Some((vm, id)) = owner
-                && let Ok(slot) = machines.find(&vm)
-                && let Some(record) = &mut slot.view().record
+                && let Ok(entry) = machines.find(&vm)
+                && let Some(record) = &mut entry.view().record
             {
                 record.finds_device(&vm, id, &device);
             }
@@ -243,17 +243,17 @@ impl Machines {
     /// Runs a closure under a VM's lock, on a worker thread, to its end.
     async fn locked<T: Send + 'static>(
         self: &Arc<Self>,
-        slot: &Arc<Slot>,
-        work: impl FnOnce(&Self, &Slot) -> T + Send + 'static,
+        entry: &Arc<VmEntry>,
+        work: impl FnOnce(&Self, &VmEntry) -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let guard = slot.steps.clone().lock_owned().await;
+        let guard = entry.steps.clone().lock_owned().await;
         if self.ending.load(Ordering::SeqCst) {
             return Err(Error::unavailable("ending", "this daemon is shutting down"));
         }
-        let (machines, slot) = (self.clone(), slot.clone());
+        let (machines, entry) = (self.clone(), entry.clone());
         let done = tokio::task::spawn_blocking(move || {
             let _guard = guard;
-            work(&machines, &slot)
+            work(&machines, &entry)
         });
         done.await.map_err(unfinished)
     }
@@ -262,53 +262,54 @@ impl Machines {
     /// slot if it is empty.
     async fn request<T: Send + 'static>(
         self: &Arc<Self>,
-        slot: Arc<Slot>,
-        work: impl FnOnce(&Self, &Slot) -> Result<T, Error> + Send + 'static,
+        entry: Arc<VmEntry>,
+        work: impl FnOnce(&Self, &VmEntry) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let done = self.locked(&slot, |machines, slot| {
-            let done = work(machines, slot);
-            slot.view().pending = None;
+        let done = self.locked(&entry, |machines, entry| {
+            let done = work(machines, entry);
+            entry.view().pending = None;
             done
         });
         let done = done.await;
         if let Ok(Ok(_)) = &done {
-            self.supervise(&slot);
+            self.supervise(&entry);
         }
-        self.tidy(&slot);
+        self.tidy(&entry);
         done?
     }
 
-    fn find(&self, vm: &VmName) -> Result<Arc<Slot>, Error> {
-        let slot = self.slots().get(vm).cloned();
-        slot.filter(|slot| slot.view().record.is_some())
+    fn find(&self, vm: &VmName) -> Result<Arc<VmEntry>, Error> {
+        let entry = self.entries().get(vm).cloned();
+        entry
+            .filter(|entry| entry.view().record.is_some())
             .ok_or_else(|| no_vm(vm))
     }
 
     /// The slot of a name, empty if there is no such VM.
-    fn place(&self, vm: &VmName) -> Arc<Slot> {
-        let mut slots = self.slots();
-        let slot = slots
+    fn place(&self, vm: &VmName) -> Arc<VmEntry> {
+        let mut entries = self.entries();
+        let entry = entries
             .entry(vm.clone())
-            .or_insert_with(|| Arc::new(Slot::new(vm.clone(), None)));
-        slot.clone()
+            .or_insert_with(|| Arc::new(VmEntry::new(vm.clone(), None)));
+        entry.clone()
     }
 
     /// Removes an empty slot, unless another task waits for it.
-    fn tidy(&self, slot: &Arc<Slot>) {
-        let mut slots = self.slots();
+    fn tidy(&self, entry: &Arc<VmEntry>) {
+        let mut entries = self.entries();
         // The references of the map and of the caller: others are handed out only under this lock.
-        const NOBODY_ELSE: usize = 2;
-        if Arc::strong_count(slot) <= NOBODY_ELSE && slot.view().record.is_none() {
-            slots.remove(slot.name());
+        const ONLY_REFERENCE: usize = 2;
+        if Arc::strong_count(entry) <= ONLY_REFERENCE && entry.view().record.is_none() {
+            entries.remove(entry.name());
         }
     }
 
     /// All VMs, by name.
     pub(crate) fn list(&self) -> Vec<(VmName, View)> {
-        let slots: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
-        let views = slots.iter().map(|slot| {
-            let view = slot.view().clone();
-            (slot.name().clone(), view)
+        let entries: Vec<Arc<VmEntry>> = self.entries().values().cloned().collect();
+        let views = entries.iter().map(|entry| {
+            let view = entry.view().clone();
+            (entry.name().clone(), view)
         });
         views.filter(|(_, view)| view.record.is_some()).collect()
     }
@@ -324,13 +325,13 @@ impl Machines {
     /// As [`Self::request`], if the precondition holds once the lock is held.
     async fn request_if<T: Send + 'static>(
         self: &Arc<Self>,
-        slot: Arc<Slot>,
+        entry: Arc<VmEntry>,
         condition: Condition,
-        work: impl FnOnce(&Self, &Slot) -> Result<T, Error> + Send + 'static,
+        work: impl FnOnce(&Self, &VmEntry) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        self.request(slot, move |machines, slot| {
-            condition.check(slot.name(), slot.record().as_ref())?;
-            work(machines, slot)
+        self.request(entry, move |machines, entry| {
+            condition.check(entry.name(), entry.record().as_ref())?;
+            work(machines, entry)
         })
         .await
     }
@@ -348,8 +349,9 @@ impl Machines {
         restore_from: Option<SnapshotName>,
     ) -> Result<Put, Error> {
         spec.check(vm)?;
-        let work =
-            move |machines: &Self, slot: &Slot| machines.put_now(slot, spec, restore_from.as_ref());
+        let work = move |machines: &Self, entry: &VmEntry| {
+            machines.put_now(entry, spec, restore_from.as_ref())
+        };
         self.request_if(self.place(vm), condition, work).await
     }
 
@@ -360,7 +362,7 @@ impl Machines {
         condition: Condition,
         wanted: WantedState,
     ) -> Result<(), Error> {
-        let work = move |machines: &Self, slot: &Slot| machines.change_now(slot, wanted);
+        let work = move |machines: &Self, entry: &VmEntry| machines.change_now(entry, wanted);
         self.request_if(self.find(vm)?, condition, work).await
     }
 
@@ -374,7 +376,7 @@ impl Machines {
         condition: Condition,
         force: bool,
     ) -> Result<(), Error> {
-        let work = move |machines: &Self, slot: &Slot| machines.delete_now(slot, force);
+        let work = move |machines: &Self, entry: &VmEntry| machines.delete_now(entry, force);
         self.request_if(self.find(vm)?, condition, work).await
     }
 
@@ -383,7 +385,7 @@ impl Machines {
     /// # Errors
     /// The change failed and was rolled back.
     pub(crate) async fn add_nic(self: &Arc<Self>, vm: &VmName, nic: NicSpec) -> Result<Put, Error> {
-        let work = move |machines: &Self, slot: &Slot| machines.add_nic_now(slot, &nic);
+        let work = move |machines: &Self, entry: &VmEntry| machines.add_nic_now(entry, &nic);
         self.request(self.find(vm)?, work).await
     }
 
@@ -398,7 +400,8 @@ impl Machines {
         device: ExistingDevice,
     ) -> Result<(), Error> {
         let id = id.clone();
-        let work = move |machines: &Self, slot: &Slot| machines.swap_nic_now(slot, &id, device);
+        let work =
+            move |machines: &Self, entry: &VmEntry| machines.swap_nic_now(entry, &id, device);
         self.request(self.find(vm)?, work).await
     }
 
@@ -409,7 +412,7 @@ impl Machines {
         id: &NicId,
     ) -> Result<Removed, Error> {
         let id = id.clone();
-        let work = move |machines: &Self, slot: &Slot| machines.remove_nic_now(slot, &id);
+        let work = move |machines: &Self, entry: &VmEntry| machines.remove_nic_now(entry, &id);
         self.request(self.find(vm)?, work).await
     }
 
@@ -424,7 +427,7 @@ impl Machines {
         disk: DiskConfig,
     ) -> Result<Put, Error> {
         let id = id.clone();
-        let work = move |machines: &Self, slot: &Slot| machines.add_disk_now(slot, &id, &disk);
+        let work = move |machines: &Self, entry: &VmEntry| machines.add_disk_now(entry, &id, &disk);
         self.request(self.find(vm)?, work).await
     }
 
@@ -435,7 +438,7 @@ impl Machines {
         id: &DeviceId,
     ) -> Result<Removed, Error> {
         let id = id.clone();
-        let work = move |machines: &Self, slot: &Slot| machines.remove_disk_now(slot, &id);
+        let work = move |machines: &Self, entry: &VmEntry| machines.remove_disk_now(entry, &id);
         self.request(self.find(vm)?, work).await
     }
 
@@ -447,8 +450,8 @@ impl Machines {
         request: SendRequest,
         by: Requested,
     ) -> Result<Sent, Error> {
-        self.request(self.find(vm)?, move |machines, slot| {
-            machines.send_as_operation(slot, by, || machines.send_now(slot, &request))
+        self.request(self.find(vm)?, move |machines, entry| {
+            machines.send_as_operation(entry, by, || machines.send_now(entry, &request))
         })
         .await
     }
@@ -460,29 +463,32 @@ impl Machines {
 
     /// Updates the state of a VM's migration from the report of this process, before a client reads
     /// it.
-    pub(crate) async fn hears_migration(
+    pub(crate) async fn on_migration_report(
         self: &Arc<Self>,
         vm: &VmName,
         process: Option<Identity>,
         status: MigrationStatus,
     ) {
-        let Ok(slot) = self.find(vm) else {
+        let Ok(entry) = self.find(vm) else {
             return;
         };
-        match Account::from(&status) {
+        match MigrationReport::from(&status) {
             // The supervisor queries it again, so that the answer to an earlier request does not
             // count for a later one.
-            Account::Here => slot.migration.notify_one(),
-            Account::There => {
+            MigrationReport::Here => entry.migration.notify_one(),
+            MigrationReport::There => {
                 // The process exits now, and this may have been its last report.
-                let noted = self.locked(&slot, move |machines, slot| {
-                    machines.hears_moved(slot, process, &status);
+                let noted = self.locked(&entry, move |machines, entry| {
+                    machines.on_guest_moved(entry, process, &status);
                 });
                 if let Err(error) = noted.await {
                     tracing::debug!(%vm, %error, "cannot record that the VM has moved");
                 }
             }
-            Account::None | Account::UnderWay | Account::Unsettled | Account::Silent => {}
+            MigrationReport::None
+            | MigrationReport::UnderWay
+            | MigrationReport::Indeterminate
+            | MigrationReport::Silent => {}
         }
     }
 
@@ -491,8 +497,8 @@ impl Machines {
     /// # Errors
     /// There is no such VM, it does not run or is starting, or its API has an unsupported level.
     pub(crate) fn vmm(&self, vm: &VmName) -> Result<Vmm, Error> {
-        let slot = self.find(vm)?;
-        let view = slot.view().clone();
+        let entry = self.find(vm)?;
+        let view = entry.view().clone();
         let running = view.record.as_ref().and_then(Record::process).is_some();
         match view.live {
             _ if !running => Err(not_running(vm)),

@@ -26,9 +26,9 @@ use tokio::sync::{Notify, Semaphore};
 use vmm::http::Problem as _;
 use vmm::machine::milliseconds;
 
-use super::departure::remedy;
+use super::outgoing::remedy;
 use super::spec::VmName;
-use super::steps::Passed;
+use super::steps::ProxiedResponse;
 use crate::error::Error;
 use crate::store::{OPERATIONS, Store};
 
@@ -63,7 +63,7 @@ pub(crate) enum Sent {
     /// It is in progress.
     Begun(Box<Operation>),
     /// The VM rejects the request, or reports only whether it could be sent.
-    Answered(Passed),
+    Answered(ProxiedResponse),
 }
 
 /// An operation in memory.
@@ -293,11 +293,11 @@ pub(super) fn end_of(vm: &VmName, status: &MigrationStatus) -> Option<Result<(),
                 message,
             )))
         }
-        MigrationPhase::Unsettled => {
+        MigrationPhase::Indeterminate => {
             let remedy = remedy(vm.as_str());
             let message =
                 format!("{vm} is stopped, and may run at the destination: {why}; {remedy}");
-            Some(Err(Error::conflict("may_be_elsewhere", message)))
+            Some(Err(Error::conflict("migration_unknown", message)))
         }
         _ => None,
     }

@@ -18,25 +18,25 @@ use bellhop_api::machine::{EndReason, MigrationObstacle, MigrationRequest, Migra
 use bellhop_api::node::{Awaited, SendToNode};
 use serde_json::Value;
 
-use super::arrival::{Arrival, Coming};
 use super::condition::Condition;
 use super::error::{arriving, has_come, no_vm, unfinished};
+use super::incoming::{IncomingMigration, IncomingReport};
 use super::operations::{Requested, Sent};
 use super::record::{Phase, Record};
-use super::slot::Slot;
 use super::spec::{Desired, ReceiveFromNode, VmName, VmSpec};
-use super::steps::{Host as _, Passed, SendRequest};
+use super::steps::{Host as _, ProxiedResponse, SendRequest};
+use super::vm_entry::VmEntry;
 use super::vmm::malformed;
 use super::{Change, Machines};
 use crate::error::{Error, ErrorKind, UNUSABLE};
 use crate::peers::{Peer, check};
 
 /// Rewrites an answer of the process there, which is gone, as one of this node.
-fn about(peer: &Peer, answered: Passed) -> Passed {
+fn about(peer: &Peer, answered: ProxiedResponse) -> ProxiedResponse {
     match serde_json::from_slice::<Value>(&answered.body) {
         Ok(Value::Object(mut answer)) if answered.status == StatusCode::OK => {
             answer.insert("destination".to_owned(), peer.to_string().into());
-            Passed {
+            ProxiedResponse {
                 body: Bytes::from(Value::Object(answer).to_string()),
                 ..answered
             }
@@ -57,10 +57,10 @@ impl Machines {
         wanted: SendToNode,
         by: Requested,
     ) -> Result<Sent, Error> {
-        self.request(self.find(vm)?, move |machines, slot| {
+        self.request(self.find(vm)?, move |machines, entry| {
             let request_id = by.request_id.clone();
-            let send = || machines.send_to_node_now(slot, &wanted, request_id);
-            machines.send_as_operation(slot, by, send)
+            let send = || machines.send_to_node_now(entry, &wanted, request_id);
+            machines.send_as_operation(entry, by, send)
         })
         .await
     }
@@ -82,17 +82,18 @@ impl Machines {
         if let Some(running) = &running {
             spec.with_machine(running).check(vm)?;
         }
-        let slot = self.place(vm);
+        let entry = self.place(vm);
         // Reported without the lock: the sender may hold it, here or, crosswise, at the other node.
-        if let Some(record) = slot.record().filter(|record| !is_done_with(record)) {
+        if let Some(record) = entry.record().filter(|record| !is_done_with(record)) {
             return Err(taken(vm, &record));
         }
         // To its end even if the client disconnects: the waiting process must be watched.
         let machines = self.clone();
         let received = tokio::spawn(async move {
-            let work =
-                move |machines: &Self, slot: &Slot| machines.receive_now(slot, spec, running, near);
-            machines.request(slot, work).await
+            let work = move |machines: &Self, entry: &VmEntry| {
+                machines.receive_now(entry, spec, running, near)
+            };
+            machines.request(entry, work).await
         });
         received.await.map_err(unfinished)?
     }
@@ -102,22 +103,30 @@ impl Machines {
     ///
     /// # Errors
     /// It has arrived, or may have; or a step cannot be undone.
-    pub(crate) async fn call_off(self: &Arc<Self>, vm: &VmName) -> Result<Option<()>, Error> {
-        let slot = self.find(vm)?;
-        if slot.record().is_none_or(|record| record.arrival.is_none()) {
+    pub(crate) async fn cancel_incoming(
+        self: &Arc<Self>,
+        vm: &VmName,
+    ) -> Result<Option<()>, Error> {
+        let entry = self.find(vm)?;
+        if entry
+            .record()
+            .is_none_or(|record| record.incoming.is_none())
+        {
             return Ok(None);
         }
-        self.request(slot, Self::call_off_now).await.map(Some)
+        self.request(entry, Self::cancel_incoming_now)
+            .await
+            .map(Some)
     }
 
     fn send_to_node_now(
         &self,
-        slot: &Slot,
+        entry: &VmEntry,
         wanted: &SendToNode,
         request_id: String,
-    ) -> Result<Passed, Error> {
-        let vm = slot.name();
-        let mut record = self.sendable(slot)?;
+    ) -> Result<ProxiedResponse, Error> {
+        let vm = entry.name();
+        let mut record = self.sendable(entry)?;
         check(&wanted.destination)?;
         let name = wanted
             .name
@@ -155,7 +164,7 @@ impl Machines {
                     obstacles: vec![MigrationObstacle { reason, remedy }],
                     forecast: None,
                 };
-                return Ok(Passed {
+                return Ok(ProxiedResponse {
                     status: StatusCode::OK,
                     body: serde_json::to_vec(&trial).map_err(malformed)?.into(),
                 });
@@ -170,8 +179,8 @@ impl Machines {
             request_id,
             peer: (!wanted.dry_run).then(|| peer.clone()),
         };
-        let sent = self.life(slot).send(&mut record, &request);
-        let marked = record.departure.as_ref();
+        let sent = self.lifecycle(entry).send(&mut record, &request);
+        let marked = record.outgoing.as_ref();
         if marked.is_none_or(|mark| mark.peer.as_ref() != Some(&peer)) {
             // The VM stays, so the other node must not wait for it.
             self.withdraw(vm, &peer);
@@ -181,16 +190,16 @@ impl Machines {
 
     fn receive_now(
         &self,
-        slot: &Slot,
+        entry: &VmEntry,
         mut spec: VmSpec,
         running: Option<VmConfig>,
         near: bool,
     ) -> Result<Awaited, Error> {
-        let vm = slot.name();
+        let vm = entry.name();
         let _admitted = self.admit()?;
         // Its guest runs at the source.
         spec.state = Desired::Running;
-        let mut former = slot.record();
+        let mut former = entry.record();
         if let Some(record) = former.take_if(|record| !is_done_with(record)) {
             return Err(taken(vm, &record));
         }
@@ -209,79 +218,79 @@ impl Machines {
             .peers
             .place(near.then_some(socket.as_path()))?
             .to_string();
-        self.reserve(slot, &spec)?;
+        self.reserve(entry, &spec)?;
         if let Some(mut record) = former.take_if(|record| record.phase != Phase::Present) {
             // Parts that could not be undone have no owner.
-            self.life(slot).delete(&mut record)?;
-            former = slot.record();
+            self.lifecycle(entry).delete(&mut record)?;
+            former = entry.record();
         }
-        let arrival = Arrival {
+        let incoming = IncomingMigration {
             listen: listen.clone(),
         };
-        let mut record = Record::coming(spec, arrival);
+        let mut record = Record::expecting(spec, incoming);
         record.running = running.map(Box::new);
-        self.life(slot).receive(record, former)?;
-        self.tell(vm, Change::Created);
+        self.lifecycle(entry).receive(record, former)?;
+        self.publish(vm, Change::Created);
         Ok(Awaited { listen })
     }
 
-    fn call_off_now(&self, slot: &Slot) -> Result<(), Error> {
-        let vm = slot.name();
-        let Some(mut record) = slot.record().filter(|record| record.arrival.is_some()) else {
+    fn cancel_incoming_now(&self, entry: &VmEntry) -> Result<(), Error> {
+        let vm = entry.name();
+        let Some(mut record) = entry.record().filter(|record| record.incoming.is_some()) else {
             return Err(no_vm(vm));
         };
-        if record.may_be_elsewhere().is_some() {
+        if record.migration_unknown().is_some() {
             // A client must report where its guest is.
             return Err(has_come(vm));
         }
-        let done = self.take_back(slot, &mut record, "its migration was cancelled");
+        let done = self.roll_back(entry, &mut record, "its migration was cancelled");
         if let Err(error) = &done
             && matches!(error.kind(), ErrorKind::HasCome)
         {
-            self.look_for_arrival(slot);
+            self.query_incoming(entry);
         }
         done
     }
 
     /// Cancels the wait for a VM, and deletes all that was created for it.
-    fn take_back(&self, slot: &Slot, record: &mut Record, why: &str) -> Result<(), Error> {
-        let vm = slot.name();
-        if record.phase == Phase::Present && !self.life(slot).call_off(record)? {
+    fn roll_back(&self, entry: &VmEntry, record: &mut Record, why: &str) -> Result<(), Error> {
+        let vm = entry.name();
+        if record.phase == Phase::Present && !self.lifecycle(entry).cancel_incoming(record)? {
             return Err(has_come(vm));
         }
-        self.life(slot).delete(record)?;
-        self.tell(vm, Change::NotArrived(why.to_owned()));
-        self.tell_gone(slot);
+        self.lifecycle(entry).delete(record)?;
+        self.publish(vm, Change::NotArrived(why.to_owned()));
+        self.publish_deleted(entry);
         Ok(())
     }
 
     /// Queries whether an awaited VM is here; cancels its arrival on a timeout.
-    pub(super) fn look_for_arrival(&self, slot: &Slot) {
-        let Some(mut record) = slot.record().filter(|record| record.arrival.is_some()) else {
+    pub(super) fn query_incoming(&self, entry: &VmEntry) {
+        let Some(mut record) = entry.record().filter(|record| record.incoming.is_some()) else {
             return;
         };
-        let vm = slot.name();
-        match self.life(slot).look_for_arrival(&mut record) {
-            Coming::Arrived => self.tell(vm, Change::Arrived),
-            coming if coming.is_vain() => {
+        let vm = entry.name();
+        match self.lifecycle(entry).query_incoming(&mut record) {
+            IncomingReport::Arrived => self.publish(vm, Change::Arrived),
+            incoming_report if incoming_report.has_failed() => {
                 tracing::warn!(%vm, "no source has connected: cancelling the VM's arrival");
-                if let Err(error) = self.take_back(slot, &mut record, "no source connected") {
+                if let Err(error) = self.roll_back(entry, &mut record, "no source connected") {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(%vm, error, "cannot cancel a VM's arrival; it is still awaited");
                 }
             }
-            Coming::Waits(_)
-            | Coming::UnderWay
-            | Coming::Stayed
-            | Coming::Unsettled
-            | Coming::Silent => {}
+            IncomingReport::Waits(_)
+            | IncomingReport::UnderWay
+            | IncomingReport::Stayed
+            | IncomingReport::Indeterminate
+            | IncomingReport::Silent => {}
         }
     }
 }
 
 /// Why another VM cannot take the name of this one.
 fn taken(vm: &VmName, record: &Record) -> Error {
-    if record.arrival.is_some() {
+    if record.incoming.is_some() {
         arriving(vm)
     } else {
         let message = format!(
@@ -300,5 +309,5 @@ fn is_done_with(record: &Record) -> bool {
         .as_ref()
         .is_some_and(|end| end.reason == EndReason::Moved);
     record.phase != Phase::Present
-        || (left && record.process().is_none() && record.departure.is_none())
+        || (left && record.process().is_none() && record.outgoing.is_none())
 }

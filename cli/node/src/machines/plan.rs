@@ -9,9 +9,9 @@ use vdpa_mgmt::nic::Nics;
 
 use super::Machines;
 use super::condition::Condition;
-use super::slot::Slot;
 use super::spec::{Desired, ExistingDevice, NicSource, NicSpec, VmName, VmSpec};
 use super::steps::Host as _;
+use super::vm_entry::VmEntry;
 use crate::error::Error;
 
 impl Machines {
@@ -27,14 +27,14 @@ impl Machines {
         spec: VmSpec,
     ) -> Result<Plan, Error> {
         spec.check(vm)?;
-        let work = move |machines: &Self, slot: &Slot| machines.plan_now(slot, &spec);
+        let work = move |machines: &Self, entry: &VmEntry| machines.plan_now(entry, &spec);
         self.request_if(self.place(vm), condition, work).await
     }
 
-    fn plan_now(&self, slot: &Slot, spec: &VmSpec) -> Result<Plan, Error> {
-        let vm = slot.name();
+    fn plan_now(&self, entry: &VmEntry, spec: &VmSpec) -> Result<Plan, Error> {
+        let vm = entry.name();
         drop(self.admit()?);
-        self.reserve(slot, spec)?;
+        self.reserve(entry, spec)?;
         self.check(vm, spec)?;
         let mut steps = vec![format!("create the directories of {vm}")];
         for nic in spec.nics() {
@@ -49,14 +49,10 @@ impl Machines {
         let id = nic.id();
         let mut steps = Vec::new();
         let own = (Some(nic.source()), "NIC", nic.request(vm));
-        let backup = (
-            nic.stand_by(),
-            "backup of NIC",
-            nic.stand_by_request(vm, None),
-        );
+        let backup = (nic.backup(), "backup of NIC", nic.backup_request(vm, None));
         for (source, what, request) in [own, backup] {
             if let Some(request) = request {
-                let others: Vec<_> = self.made_nics().into_values().collect();
+                let others: Vec<_> = self.created_nics().into_values().collect();
                 let planned = Nics::open()?.plan_steps(&request, &others)?;
                 steps.extend(planned.iter().map(|step| format!("{what} {id}: {step}")));
             } else if let Some(NicSource::There(device)) = source {

@@ -19,8 +19,8 @@ use bellhop_api::machine::{End, EndReason};
 use bellhop_api::merge_patch;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::arrival::Arrival;
-use super::departure::{Departure, Process, Verdict, judge};
+use super::incoming::IncomingMigration;
+use super::outgoing::{GuestLocation, OutgoingMigration, Process, locate_guest};
 use super::process::Identity;
 use super::spec::{Desired, DeviceId, NicId, NicSpec, VmName, VmSpec};
 use crate::peers::Peer;
@@ -49,8 +49,12 @@ pub(crate) enum Step {
         /// The device's name.
         device: String,
         /// Whether it is the NIC's backup device.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        stand_by: bool,
+        #[serde(
+            default,
+            rename = "stand_by",
+            skip_serializing_if = "std::ops::Not::not"
+        )]
+        backup: bool,
     },
     /// The process that runs the VM.
     Process {
@@ -67,7 +71,7 @@ impl Step {
         match self {
             Self::Directories => "its directories".to_owned(),
             Self::Nic {
-                id, stand_by: true, ..
+                id, backup: true, ..
             } => format!("the backup device of NIC {id}"),
             Self::Nic { id, .. } => format!("the device of NIC {id}"),
             Self::Process { .. } => "its process".to_owned(),
@@ -80,8 +84,8 @@ impl fmt::Display for Step {
         match self {
             Self::Directories => f.write_str("directories"),
             Self::Nic {
-                id, stand_by: true, ..
-            } => write!(f, "stand-by {id}"),
+                id, backup: true, ..
+            } => write!(f, "backup {id}"),
             Self::Nic { id, .. } => write!(f, "nic {id}"),
             Self::Process { .. } => f.write_str("process"),
         }
@@ -115,12 +119,12 @@ pub(crate) struct Record {
     pub(crate) last_end: Option<End>,
     /// The mark of a VM that was requested to leave and has not reported since that its guest is
     /// here. Without a process the daemon does not start it.
-    #[serde(default)]
-    pub(crate) departure: Option<Departure>,
+    #[serde(default, rename = "departure")]
+    pub(crate) outgoing: Option<OutgoingMigration>,
     /// The mark of a VM whose guest is to arrive from another node and, as far as is known, has not
     /// yet.
-    #[serde(default)]
-    pub(crate) arrival: Option<Arrival>,
+    #[serde(default, rename = "arrival")]
+    pub(crate) incoming: Option<IncomingMigration>,
     /// Whether its guest was requested to power off and still runs. A starting daemon leaves it
     /// running.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -137,8 +141,12 @@ pub(crate) struct Record {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     removed_disks: BTreeSet<DeviceId>,
     /// NICs that are on their backup device because their own has failed.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    on_stand_by: BTreeSet<NicId>,
+    #[serde(
+        default,
+        rename = "on_stand_by",
+        skip_serializing_if = "BTreeSet::is_empty"
+    )]
+    on_backup: BTreeSet<NicId>,
     /// The VM of this name that left this node before, or that this one replaces. Its record is
     /// restored if the guest of this one does not arrive, or its creation fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -148,16 +156,16 @@ pub(crate) struct Record {
 impl Record {
     /// The end of the VM that follows from the end of its process: the VM may have moved although
     /// the process did not report that.
-    pub(crate) fn account_of(&mut self, end: End) -> End {
+    pub(crate) fn resulting_end(&mut self, end: End) -> End {
         let moved = end.reason == EndReason::Moved;
-        match judge(self.departure.as_ref(), Process::Gone(end.reason)) {
-            Verdict::Here => end,
-            Verdict::Open => {
-                self.departure.get_or_insert_with(Departure::unknown);
+        match locate_guest(self.outgoing.as_ref(), Process::Gone(end.reason)) {
+            GuestLocation::Here => end,
+            GuestLocation::Unknown => {
+                self.outgoing.get_or_insert_with(OutgoingMigration::unknown);
                 end
             }
-            Verdict::There => {
-                self.departure = None;
+            GuestLocation::There => {
+                self.outgoing = None;
                 self.spec.state = Desired::Stopped;
                 if moved {
                     end
@@ -182,21 +190,21 @@ impl Record {
             restore_from: None,
             restarts: 0,
             last_end: None,
-            departure: None,
-            arrival: None,
+            outgoing: None,
+            incoming: None,
             asked_to_power_off: false,
             off_in_boot: None,
             giving_up: BTreeSet::new(),
             removed_disks: BTreeSet::new(),
-            on_stand_by: BTreeSet::new(),
+            on_backup: BTreeSet::new(),
             former: None,
         }
     }
 
     /// The record of a VM whose guest is to arrive from another node.
-    pub(crate) fn coming(spec: VmSpec, arrival: Arrival) -> Self {
+    pub(crate) fn expecting(spec: VmSpec, incoming: IncomingMigration) -> Self {
         Self {
-            arrival: Some(arrival),
+            incoming: Some(incoming),
             ..Self::new(spec)
         }
     }
@@ -261,7 +269,7 @@ impl Record {
 
     /// Replaces a VM that left this node or is to be replaced. This record takes over its steps, to
     /// undo them, and keeps the rest as `former`.
-    pub(crate) fn takes_place_of(&mut self, mut former: Self) {
+    pub(crate) fn replaces(&mut self, mut former: Self) {
         // By then its directories contain logs of its successor.
         self.steps = std::mem::replace(&mut former.steps, vec![Step::Directories]);
         self.former = Some(Box::new(former));
@@ -270,7 +278,7 @@ impl Record {
     /// Restores the VM that this one was to replace, with the steps that could not be undone.
     /// Returns none if those include a process, or the device of a NIC that the former VM has in
     /// another form.
-    pub(crate) fn gives_up_place(&mut self) -> Option<Self> {
+    pub(crate) fn restore_merged(&mut self) -> Option<Self> {
         let former = &self.former.as_ref()?.spec;
         let fits = |step: &Step| match step {
             Step::Directories => true,
@@ -283,7 +291,7 @@ impl Record {
         if !self.steps.iter().all(fits) {
             return None;
         }
-        let mut former = self.gives_place_back()?;
+        let mut former = self.restore_previous()?;
         let left = std::mem::take(&mut self.steps);
         let others = left.into_iter().filter(|step| *step != Step::Directories);
         former.steps.extend(others);
@@ -291,7 +299,7 @@ impl Record {
     }
 
     /// Restores the former VM, which is again the only one of its name.
-    pub(crate) fn gives_place_back(&mut self) -> Option<Self> {
+    pub(crate) fn restore_previous(&mut self) -> Option<Self> {
         self.former.take().map(|former| *former)
     }
 
@@ -303,7 +311,7 @@ impl Record {
     /// Records that its guest is here. Returns whether that is new.
     pub(crate) fn arrives(&mut self) -> bool {
         self.former = None;
-        self.arrival.take().is_some()
+        self.incoming.take().is_some()
     }
 
     /// Whether it must be started: it should run, does not, and its guest does not run elsewhere.
@@ -311,8 +319,8 @@ impl Record {
         self.phase == Phase::Present
             && self.is_on()
             && self.process().is_none()
-            && self.departure.is_none()
-            && self.arrival.is_none()
+            && self.outgoing.is_none()
+            && self.incoming.is_none()
     }
 
     /// Whether it should run in this boot of the host.
@@ -339,19 +347,19 @@ impl Record {
 
     /// The node to which it was sent, if to a node.
     pub(crate) fn peer(&self) -> Option<Peer> {
-        let mark = self.departure.as_ref();
+        let mark = self.outgoing.as_ref();
         mark.and_then(|mark| mark.peer.clone())
     }
 
     /// Its departure, if it may run elsewhere: no process of it can report that the guest is here.
-    pub(crate) fn may_be_elsewhere(&self) -> Option<&Departure> {
-        self.departure.as_ref().filter(|_| self.process().is_none())
+    pub(crate) fn migration_unknown(&self) -> Option<&OutgoingMigration> {
+        self.outgoing.as_ref().filter(|_| self.process().is_none())
     }
 
     /// Adds the step of a device whose own record says that it was created for this NIC.
     pub(crate) fn finds_device(&mut self, vm: &VmName, id: NicId, device: &str) {
         let step = Step::Nic {
-            stand_by: device == vm.stand_by(&id),
+            backup: device == vm.backup(&id),
             id,
             device: device.to_owned(),
         };
@@ -380,15 +388,15 @@ impl Record {
     }
 
     /// The device that was created for a NIC, as its own or as its backup.
-    pub(crate) fn made(&self, nic: &NicId, to_stand_by: bool) -> Option<&str> {
-        let mut all = self.all_made();
-        let found = all.find(|(id, _, stand_by)| *id == nic && *stand_by == to_stand_by);
+    pub(crate) fn made(&self, nic: &NicId, is_backup: bool) -> Option<&str> {
+        let mut all = self.all_created();
+        let found = all.find(|(id, _, backup)| *id == nic && *backup == is_backup);
         found.map(|(_, device, _)| device)
     }
 
     /// All devices that were created for a NIC.
-    pub(crate) fn all_made_for(&self, nic: &NicId) -> Vec<String> {
-        let both = [true, false].map(|stand_by| self.made(nic, stand_by));
+    pub(crate) fn created_for(&self, nic: &NicId) -> Vec<String> {
+        let both = [true, false].map(|backup| self.made(nic, backup));
         both.into_iter().flatten().map(str::to_owned).collect()
     }
 
@@ -399,34 +407,34 @@ impl Record {
     }
 
     /// Whether any device was created for a NIC.
-    pub(crate) fn has_made(&self, nic: &NicId) -> bool {
-        self.all_made().any(|(id, ..)| id == nic)
+    pub(crate) fn has_created(&self, nic: &NicId) -> bool {
+        self.all_created().any(|(id, ..)| id == nic)
     }
 
     /// Whether a NIC is on its backup device.
-    pub(crate) fn is_on_stand_by(&self, nic: &NicId) -> bool {
-        self.on_stand_by.contains(nic)
+    pub(crate) fn is_on_backup(&self, nic: &NicId) -> bool {
+        self.on_backup.contains(nic)
     }
 
     /// Sets whether a NIC is on its backup device or on its own.
-    pub(crate) fn set_on_stand_by(&mut self, nic: &NicId, on_stand_by: bool) {
-        if on_stand_by {
-            self.on_stand_by.insert(nic.clone())
+    pub(crate) fn set_on_backup(&mut self, nic: &NicId, on_backup: bool) {
+        if on_backup {
+            self.on_backup.insert(nic.clone())
         } else {
-            self.on_stand_by.remove(nic)
+            self.on_backup.remove(nic)
         };
     }
 
     /// Sets all NICs to their own devices.
-    pub(crate) fn leave_stand_by(&mut self) {
-        self.on_stand_by.clear();
+    pub(crate) fn clear_on_backup(&mut self) {
+        self.on_backup.clear();
     }
 
     /// A NIC on its current device.
     pub(crate) fn nic_now(&self, vm: &VmName, nic: &NicSpec) -> NicSpec {
-        let failed_over = self.is_on_stand_by(nic.id());
-        let stand_by = nic.on_stand_by(vm).filter(|_| failed_over);
-        stand_by.unwrap_or_else(|| nic.clone())
+        let failed_over = self.is_on_backup(nic.id());
+        let backup = nic.on_backup(vm).filter(|_| failed_over);
+        backup.unwrap_or_else(|| nic.clone())
     }
 
     /// All NICs on their current devices.
@@ -440,39 +448,35 @@ impl Record {
     }
 
     /// All created devices, with their NICs.
-    fn all_made(&self) -> impl Iterator<Item = (&NicId, &str, bool)> {
+    fn all_created(&self) -> impl Iterator<Item = (&NicId, &str, bool)> {
         self.steps.iter().filter_map(|step| match step {
-            Step::Nic {
-                id,
-                device,
-                stand_by,
-            } => Some((id, device.as_str(), *stand_by)),
+            Step::Nic { id, device, backup } => Some((id, device.as_str(), *backup)),
             _ => None,
         })
     }
 
     /// NICs for which a device was created.
-    pub(crate) fn nics_made(&self) -> BTreeSet<NicId> {
-        self.all_made().map(|(id, ..)| id.clone()).collect()
+    pub(crate) fn created_nics(&self) -> BTreeSet<NicId> {
+        self.all_created().map(|(id, ..)| id.clone()).collect()
     }
 
     /// NICs that are no longer in the spec but for which a device was created.
     pub(crate) fn unwanted(&self) -> BTreeSet<NicId> {
-        let mut unwanted = self.nics_made();
+        let mut unwanted = self.created_nics();
         unwanted.retain(|id| self.spec.nic(id).is_none());
         unwanted
     }
 
     /// Records that the guest must release a NIC. A NIC with a created device has a step for that
     /// already.
-    pub(crate) fn gives_up(&mut self, nic: &NicId) {
-        if !self.has_made(nic) {
+    pub(crate) fn mark_releasing(&mut self, nic: &NicId) {
+        if !self.has_created(nic) {
             self.giving_up.insert(nic.clone());
         }
     }
 
     /// Records that the guest has released a NIC. Returns whether that was pending.
-    pub(crate) fn gave_up(&mut self, nic: &NicId) -> bool {
+    pub(crate) fn mark_released(&mut self, nic: &NicId) -> bool {
         self.giving_up.remove(nic)
     }
 
@@ -492,7 +496,7 @@ impl Record {
     }
 
     /// Records that the guest has released a disk. Returns whether that was pending.
-    pub(crate) fn gave_disk_up(&mut self, disk: &DeviceId) -> bool {
+    pub(crate) fn mark_disk_released(&mut self, disk: &DeviceId) -> bool {
         self.removed_disks.remove(disk)
     }
 
@@ -503,9 +507,9 @@ impl Record {
 
     /// Devices that were created for NICs of the spec that are on other devices now.
     pub(crate) fn left(&self) -> Vec<String> {
-        let left = self.all_made().filter(|(id, _, stand_by)| {
+        let left = self.all_created().filter(|(id, _, backup)| {
             let nic = self.spec.nic(id);
-            nic.is_some_and(|nic| !nic.is_made(*stand_by))
+            nic.is_some_and(|nic| !nic.is_created(*backup))
         });
         left.map(|(_, device, _)| device.to_owned()).collect()
     }

@@ -6,23 +6,23 @@ use bellhop_api::machine::{MigrationStatus, WantedState};
 use bellhop_api::node::SnapshotName;
 use vmm::config::DiskConfig;
 
-use super::departure::remedy;
 use super::error::{
     arriving, deleting, no_disk, no_nic, no_vm, not_running, other_device, other_nic, vm_runs,
 };
 use super::host::check_disk;
+use super::outgoing::remedy;
 use super::process::Identity;
 use super::record::{Phase, Record};
-use super::slot::{Live, Slot};
 use super::spec::{Desired, DeviceId, ExistingDevice, NicId, NicSpec, VmName, VmSpec};
-use super::steps::{Passed, SendRequest};
-use super::{Change, Machines, Put, Removed, speaks};
+use super::steps::{ProxiedResponse, SendRequest};
+use super::vm_entry::{Live, VmEntry};
+use super::{Change, Machines, Put, Removed, supports_api};
 use crate::error::Error;
 
 impl Machines {
     pub(super) fn check_level(&self, vm: &VmName, live: &Live) -> Result<(), Error> {
         match (live.api, &live.version) {
-            (Some(level), Some(version)) if !speaks(level) => {
+            (Some(level), Some(version)) if !supports_api(level) => {
                 let message = format!(
                     "the process of {vm} runs Bellhop {version} with the unsupported API level \
                      {level}: use a daemon of that version, or stop the process"
@@ -37,7 +37,7 @@ impl Machines {
     /// created or replaced.
     pub(super) fn put_now(
         &self,
-        slot: &Slot,
+        entry: &VmEntry,
         spec: VmSpec,
         restore_from: Option<&SnapshotName>,
     ) -> Result<Put, Error> {
@@ -45,22 +45,22 @@ impl Machines {
             None => Record::new(spec),
             Some(snapshot) => self.restored(spec, snapshot)?,
         };
-        let left = slot
+        let left = entry
             .record()
             .filter(|record| record.phase != Phase::Present);
         if let Some(mut record) = left {
             // The rest of a VM that could not be undone. If it was to replace another VM, that one
             // is restored.
-            self.life(slot).delete(&mut record)?;
+            self.lifecycle(entry).delete(&mut record)?;
         }
-        let Some(mut record) = slot.record() else {
+        let Some(mut record) = entry.record() else {
             let _admitted = self.admit()?;
-            self.reserve(slot, &next.spec)?;
-            self.life(slot).create(next)?;
-            self.tell(slot.name(), Change::Created);
+            self.reserve(entry, &next.spec)?;
+            self.lifecycle(entry).create(next)?;
+            self.publish(entry.name(), Change::Created);
             return Ok(Put::Created);
         };
-        check_here(slot.name(), &record)?;
+        check_here(entry.name(), &record)?;
         if next.restore_from.is_none() && next.spec.is_same_machine(&record.spec) {
             let wanted = match next.spec.state {
                 Desired::Running if record.process().is_some() && record.is_on() => {
@@ -69,49 +69,49 @@ impl Machines {
                 Desired::Running => WantedState::Running,
                 Desired::Stopped if record.process().is_some() => {
                     let hint = "PUT /v1/vms/{name}/state with `state: Stopped` asks its guest";
-                    return Err(vm_runs(slot.name(), "stop", hint));
+                    return Err(vm_runs(entry.name(), "stop", hint));
                 }
                 Desired::Stopped => WantedState::Stopped,
             };
-            return self.change_now(slot, wanted).map(|()| Put::Same);
+            return self.change_now(entry, wanted).map(|()| Put::Same);
         }
         if record.process().is_some() {
             let message = format!(
                 "another virtual machine {} is running: stop it before you replace it, or use \
                  another name",
-                slot.name()
+                entry.name()
             );
             return Err(Error::conflict("other_vm_runs", message));
         }
         // Otherwise it would run under the name and with the NICs of a guest that may run
         // elsewhere.
-        check_whereabouts(slot.name(), &record)?;
-        self.reserve(slot, &next.spec)?;
-        self.life(slot).replace(&mut record, next)?;
-        self.tell(slot.name(), Change::Replaced);
+        check_location_known(entry.name(), &record)?;
+        self.reserve(entry, &next.spec)?;
+        self.lifecycle(entry).replace(&mut record, next)?;
+        self.publish(entry.name(), Change::Replaced);
         Ok(Put::Replaced)
     }
 
-    pub(super) fn delete_now(&self, slot: &Slot, force: bool) -> Result<(), Error> {
-        let mut record = slot.record().ok_or_else(|| no_vm(slot.name()))?;
+    pub(super) fn delete_now(&self, entry: &VmEntry, force: bool) -> Result<(), Error> {
+        let mut record = entry.record().ok_or_else(|| no_vm(entry.name()))?;
         // An incoming VM, or a half deleted one, has no guest to ask.
-        let has_guest = record.phase == Phase::Present && record.arrival.is_none();
+        let has_guest = record.phase == Phase::Present && record.incoming.is_none();
         if has_guest && record.process().is_some() && !force {
             let hint = "PUT /v1/vms/{name}/state with `state: Stopped` stops it; `?force=true` \
                         deletes it nevertheless";
-            return Err(vm_runs(slot.name(), "delete", hint));
+            return Err(vm_runs(entry.name(), "delete", hint));
         }
-        self.migration_deleted(slot.name());
+        self.migration_deleted(entry.name());
         record.forget_former();
-        self.life(slot).delete(&mut record)?;
-        self.tell(slot.name(), Change::Deleted);
+        self.lifecycle(entry).delete(&mut record)?;
+        self.publish(entry.name(), Change::Deleted);
         Ok(())
     }
 
     /// The record of a VM whose state can change.
-    pub(super) fn changeable(&self, slot: &Slot) -> Result<Record, Error> {
-        let vm = slot.name();
-        let record = slot.record().ok_or_else(|| no_vm(vm))?;
+    pub(super) fn changeable(&self, entry: &VmEntry) -> Result<Record, Error> {
+        let vm = entry.name();
+        let record = entry.record().ok_or_else(|| no_vm(vm))?;
         if record.phase != Phase::Present {
             return Err(deleting(vm));
         }
@@ -119,155 +119,159 @@ impl Machines {
         Ok(record)
     }
 
-    pub(super) fn change_now(&self, slot: &Slot, wanted: WantedState) -> Result<(), Error> {
-        let vm = slot.name();
-        let mut record = self.changeable(slot)?;
+    pub(super) fn change_now(&self, entry: &VmEntry, wanted: WantedState) -> Result<(), Error> {
+        let vm = entry.name();
+        let mut record = self.changeable(entry)?;
         let runs = record.process().is_some();
         match wanted {
             WantedState::Running | WantedState::Paused if runs => {
-                if let Some(live) = &slot.view().live {
+                if let Some(live) = &entry.view().live {
                     self.check_level(vm, live)?;
                 }
                 if wanted == WantedState::Running && !record.is_on() {
-                    self.keep_on(slot, &mut record)?;
+                    self.keep_on(entry, &mut record)?;
                 }
                 self.runtime.block_on(self.api_of(vm).want(wanted))
             }
             WantedState::Paused => Err(not_running(vm)),
             WantedState::Running => {
-                check_whereabouts(vm, &record)?;
+                check_location_known(vm, &record)?;
                 record.turn_on();
-                let started = self.life(slot).start(&mut record);
+                let started = self.lifecycle(entry).start(&mut record);
                 if started.is_err() {
                     // The client knows of the failure: the daemon does not retry without a request.
                     record.spec.state = Desired::Stopped;
-                    self.life(slot).note(&mut record);
+                    self.lifecycle(entry).note(&mut record);
                 }
                 started
             }
-            WantedState::Stopped => self.end_now(slot, record, false),
+            WantedState::Stopped => self.end_now(entry, record, false),
         }
     }
 
     /// Sends an event if the guest of a VM may run elsewhere.
-    pub(super) fn tell_whereabouts(&self, vm: &VmName, record: &Record) {
-        if let Some(departure) = record.may_be_elsewhere() {
-            let reason = departure.reason();
+    pub(super) fn report_unknown_location(&self, vm: &VmName, record: &Record) {
+        if let Some(outgoing) = record.migration_unknown() {
+            let reason = outgoing.reason();
             tracing::error!(%vm, "{reason}");
-            self.tell(vm, Change::MayBeElsewhere(reason));
+            self.publish(vm, Change::MigrationUnknown(reason));
         }
     }
 
     /// Requests a running VM to leave for another process. The record has the mark before.
-    pub(super) fn send_now(&self, slot: &Slot, request: &SendRequest) -> Result<Passed, Error> {
-        let mut record = self.sendable(slot)?;
-        self.life(slot).send(&mut record, request)
+    pub(super) fn send_now(
+        &self,
+        entry: &VmEntry,
+        request: &SendRequest,
+    ) -> Result<ProxiedResponse, Error> {
+        let mut record = self.sendable(entry)?;
+        self.lifecycle(entry).send(&mut record, request)
     }
 
     /// The record of a running VM, which can be requested to leave.
-    pub(super) fn sendable(&self, slot: &Slot) -> Result<Record, Error> {
-        let record = self.present(slot)?;
+    pub(super) fn sendable(&self, entry: &VmEntry) -> Result<Record, Error> {
+        let record = self.present(entry)?;
         if record.process().is_none() {
-            check_whereabouts(slot.name(), &record)?;
-            return Err(not_running(slot.name()));
+            check_location_known(entry.name(), &record)?;
+            return Err(not_running(entry.name()));
         }
         Ok(record)
     }
 
     /// Queries the result of a migration from a VM that was sent elsewhere.
-    pub(super) fn look_for_guest(&self, slot: &Slot) {
-        if let Some(mut record) = slot.record() {
-            self.life(slot).look_for_guest(&mut record);
-            if record.departure.is_none() {
-                self.migration_forgotten(slot.name());
+    pub(super) fn query_migration(&self, entry: &VmEntry) {
+        if let Some(mut record) = entry.record() {
+            self.lifecycle(entry).query_migration(&mut record);
+            if record.outgoing.is_none() {
+                self.migration_forgotten(entry.name());
             }
         }
     }
 
     /// Handles the report of this process that the guest runs elsewhere.
-    pub(super) fn hears_moved(
+    pub(super) fn on_guest_moved(
         &self,
-        slot: &Slot,
+        entry: &VmEntry,
         process: Option<Identity>,
         status: &MigrationStatus,
     ) {
-        let Some(mut record) = slot.record() else {
+        let Some(mut record) = entry.record() else {
             return;
         };
         if record
             .process()
             .is_some_and(|(identity, _)| identity == process)
         {
-            self.migration_reports(slot.name(), status);
-            self.life(slot).departed(&mut record);
+            self.migration_reports(entry.name(), status);
+            self.lifecycle(entry).mark_moved(&mut record);
         }
     }
 
     /// Resolves where a VM's guest is: through the VM if it runs, otherwise in its record.
-    pub(super) fn say_where_now(&self, slot: &Slot, here: bool) -> Result<(), Error> {
-        let vm = slot.name();
-        let mut record = self.there(slot)?;
+    pub(super) fn resolve_migration_now(&self, entry: &VmEntry, here: bool) -> Result<(), Error> {
+        let vm = entry.name();
+        let mut record = self.there(entry)?;
         if record.process().is_some() {
-            self.runtime.block_on(self.api_of(vm).settle(here))?;
+            self.runtime.block_on(self.api_of(vm).resolve(here))?;
             if here {
-                self.life(slot).look_for_guest(&mut record);
-                self.look_for_arrival(slot);
+                self.lifecycle(entry).query_migration(&mut record);
+                self.query_incoming(entry);
             } else {
-                self.life(slot).departed(&mut record);
+                self.lifecycle(entry).mark_moved(&mut record);
             }
             return Ok(());
         }
-        if record.departure.is_none() {
+        if record.outgoing.is_none() {
             let message = format!("the location of the guest of {vm} is already known");
-            return Err(Error::conflict("settled", message));
+            return Err(Error::conflict("resolved", message));
         }
-        let (came, peer) = (record.arrival.is_some(), record.peer());
-        self.life(slot).say_where(&mut record, here)?;
-        self.tell(vm, Change::Settled { here });
+        let (came, peer) = (record.incoming.is_some(), record.peer());
+        self.lifecycle(entry).resolve_migration(&mut record, here)?;
+        self.publish(vm, Change::MigrationResolved { here });
         if !here {
             let gone = match (came, peer) {
                 // It never was a VM of this node.
-                (true, _) => self.life(slot).delete(&mut record).map(|()| true),
-                (false, Some(peer)) => self.life(slot).leaves_to(&mut record, &peer),
+                (true, _) => self.lifecycle(entry).delete(&mut record).map(|()| true),
+                (false, Some(peer)) => self.lifecycle(entry).leave_for(&mut record, &peer),
                 (false, None) => Ok(false),
             };
             if gone? {
-                self.tell_gone(slot);
+                self.publish_deleted(entry);
             }
         }
         Ok(())
     }
 
     /// Sends an event if there is no VM of this name any more.
-    pub(super) fn tell_gone(&self, slot: &Slot) {
-        if slot.record().is_none() {
-            self.tell(slot.name(), Change::Deleted);
+    pub(super) fn publish_deleted(&self, entry: &VmEntry) {
+        if entry.record().is_none() {
+            self.publish(entry.name(), Change::Deleted);
         }
     }
 
     /// As [`Self::there`], but fails for an incoming VM.
-    fn present(&self, slot: &Slot) -> Result<Record, Error> {
-        let record = self.there(slot)?;
-        check_here(slot.name(), &record)?;
+    fn present(&self, entry: &VmEntry) -> Result<Record, Error> {
+        let record = self.there(entry)?;
+        check_here(entry.name(), &record)?;
         Ok(record)
     }
 
     /// The record of an existing VM whose process, if any, has a supported API level.
-    fn there(&self, slot: &Slot) -> Result<Record, Error> {
-        let vm = slot.name();
-        let record = slot.record().ok_or_else(|| no_vm(vm))?;
+    fn there(&self, entry: &VmEntry) -> Result<Record, Error> {
+        let vm = entry.name();
+        let record = entry.record().ok_or_else(|| no_vm(vm))?;
         if record.phase != Phase::Present {
             return Err(deleting(vm));
         }
-        if let Some(live) = &slot.view().live {
+        if let Some(live) = &entry.view().live {
             self.check_level(vm, live)?;
         }
         Ok(record)
     }
 
-    pub(super) fn add_nic_now(&self, slot: &Slot, nic: &NicSpec) -> Result<Put, Error> {
-        let vm = slot.name();
-        let mut record = self.present(slot)?;
+    pub(super) fn add_nic_now(&self, entry: &VmEntry, nic: &NicSpec) -> Result<Put, Error> {
+        let vm = entry.name();
+        let mut record = self.present(entry)?;
         if let Some(there) = record.spec.nic(nic.id()) {
             return if there == nic {
                 Ok(Put::Same)
@@ -276,7 +280,7 @@ impl Machines {
             };
         }
         // The guest has not released an earlier NIC of this name.
-        if record.has_made(nic.id()) {
+        if record.has_created(nic.id()) {
             return Err(other_nic(vm, nic.id()));
         }
         if record.spec.disk(nic.id()).is_some() {
@@ -284,43 +288,43 @@ impl Machines {
         }
         let spec = record.spec.with_nic(nic.clone())?;
         spec.check(vm)?;
-        self.reserve(slot, &spec)?;
-        self.life(slot).add_nic(&mut record, nic, spec)?;
-        self.tell(vm, Change::NicAdded(nic.id().clone()));
+        self.reserve(entry, &spec)?;
+        self.lifecycle(entry).add_nic(&mut record, nic, spec)?;
+        self.publish(vm, Change::NicAdded(nic.id().clone()));
         Ok(Put::Created)
     }
 
     pub(super) fn swap_nic_now(
         &self,
-        slot: &Slot,
+        entry: &VmEntry,
         id: &NicId,
         device: ExistingDevice,
     ) -> Result<(), Error> {
-        let vm = slot.name();
-        let mut record = self.present(slot)?;
+        let vm = entry.name();
+        let mut record = self.present(entry)?;
         let nic = record.spec.nic(id).ok_or_else(|| no_nic(vm, id))?;
         let moved = nic.moved_to(device);
-        if let Some(on_stand_by) = self.seat_of(vm, nic, &moved) {
-            return self.seat(slot, record, id, on_stand_by);
+        if let Some(on_backup) = self.seat_of(vm, nic, &moved) {
+            return self.seat(entry, record, id, on_backup);
         }
         if *nic == moved {
             return Ok(());
         }
         let spec = record.spec.with_nic_replaced(&moved);
         spec.check(vm)?;
-        self.reserve(slot, &spec)?;
-        self.life(slot).swap_nic(&mut record, &moved, spec)?;
-        self.tell(vm, Change::NicMoved(id.clone()));
+        self.reserve(entry, &spec)?;
+        self.lifecycle(entry).swap_nic(&mut record, &moved, spec)?;
+        self.publish(vm, Change::NicMoved(id.clone()));
         Ok(())
     }
 
     /// Whether a move to the device of `moved` means the NIC's backup device (true) or its own
     /// (false). None if it is another device, or the NIC has no backup.
     fn seat_of(&self, vm: &VmName, nic: &NicSpec, moved: &NicSpec) -> Option<bool> {
-        let stand_by = nic.on_stand_by(vm)?;
+        let backup = nic.on_backup(vm)?;
         let to = self.device_of(vm, moved);
         let is_there = |nic: &NicSpec| self.device_of(vm, nic) == to;
-        if is_there(&stand_by) {
+        if is_there(&backup) {
             Some(true)
         } else {
             is_there(nic).then_some(false)
@@ -330,44 +334,44 @@ impl Machines {
     /// Moves a NIC to its backup device, or back to its own.
     fn seat(
         &self,
-        slot: &Slot,
+        entry: &VmEntry,
         mut record: Record,
         id: &NicId,
-        on_stand_by: bool,
+        on_backup: bool,
     ) -> Result<(), Error> {
-        let life = self.life(slot);
+        let lifecycle = self.lifecycle(entry);
         // The VM may have done so by itself.
-        life.look_for_failovers(&mut record);
-        if record.is_on_stand_by(id) != on_stand_by {
-            life.seat(&mut record, id, on_stand_by)?;
+        lifecycle.query_failovers(&mut record);
+        if record.is_on_backup(id) != on_backup {
+            lifecycle.seat(&mut record, id, on_backup)?;
         }
-        self.tell(slot.name(), Change::NicMoved(id.clone()));
+        self.publish(entry.name(), Change::NicMoved(id.clone()));
         Ok(())
     }
 
     /// Records which NICs a VM has moved by itself to their backup device.
-    pub(super) fn look_for_failovers(&self, slot: &Slot) {
-        let Some(mut record) = slot
+    pub(super) fn query_failovers(&self, entry: &VmEntry) {
+        let Some(mut record) = entry
             .record()
             .filter(|record| record.phase == Phase::Present)
         else {
             return;
         };
-        for id in self.life(slot).look_for_failovers(&mut record) {
-            self.tell(slot.name(), Change::NicFailedOver(id, None));
+        for id in self.lifecycle(entry).query_failovers(&mut record) {
+            self.publish(entry.name(), Change::NicFailedOver(id, None));
         }
     }
 
-    pub(super) fn remove_nic_now(&self, slot: &Slot, id: &NicId) -> Result<Removed, Error> {
-        let vm = slot.name();
-        let mut record = self.present(slot)?;
+    pub(super) fn remove_nic_now(&self, entry: &VmEntry, id: &NicId) -> Result<Removed, Error> {
+        let vm = entry.name();
+        let mut record = self.present(entry)?;
         // A NIC that the guest was already requested to release is requested again.
-        if record.spec.nic(id).is_none() && !record.has_made(id) {
+        if record.spec.nic(id).is_none() && !record.has_created(id) {
             return Err(no_nic(vm, id));
         }
-        let gone = self.life(slot).remove_nic(&mut record, id)?;
+        let gone = self.lifecycle(entry).remove_nic(&mut record, id)?;
         if gone {
-            self.tell(vm, Change::NicRemoved(id.clone()));
+            self.publish(vm, Change::NicRemoved(id.clone()));
             Ok(Removed::Gone)
         } else {
             Ok(Removed::Asked)
@@ -377,18 +381,18 @@ impl Machines {
     /// Adds a disk. `disk` has the name `id`.
     pub(super) fn add_disk_now(
         &self,
-        slot: &Slot,
+        entry: &VmEntry,
         id: &DeviceId,
         disk: &DiskConfig,
     ) -> Result<Put, Error> {
-        let vm = slot.name();
-        let mut record = self.present(slot)?;
+        let vm = entry.name();
+        let mut record = self.present(entry)?;
         match record.spec.disk(id) {
             Some(there) if there == disk => return Ok(Put::Same),
             Some(_) => return Err(other_device(vm, id)),
             None => {}
         }
-        let is_nic = record.spec.nic(id).is_some() || record.has_made(id);
+        let is_nic = record.spec.nic(id).is_some() || record.has_created(id);
         // The guest has not released an earlier disk of this name.
         if is_nic || record.removed_disks().contains(id) {
             return Err(other_device(vm, id));
@@ -398,20 +402,21 @@ impl Machines {
         if record.process().is_none() {
             check_disk(disk)?;
         }
-        self.life(slot).add_disk(&mut record, id, disk, spec)?;
-        self.tell(vm, Change::DiskAdded(id.clone()));
+        self.lifecycle(entry)
+            .add_disk(&mut record, id, disk, spec)?;
+        self.publish(vm, Change::DiskAdded(id.clone()));
         Ok(Put::Created)
     }
 
-    pub(super) fn remove_disk_now(&self, slot: &Slot, id: &DeviceId) -> Result<Removed, Error> {
-        let vm = slot.name();
-        let mut record = self.present(slot)?;
+    pub(super) fn remove_disk_now(&self, entry: &VmEntry, id: &DeviceId) -> Result<Removed, Error> {
+        let vm = entry.name();
+        let mut record = self.present(entry)?;
         // The guest is requested again to release a disk that it still has.
         if record.spec.disk(id).is_none() && !record.removed_disks().contains(id) {
             return Err(no_disk(vm, id));
         }
-        if self.life(slot).remove_disk(&mut record, id)? {
-            self.tell(vm, Change::DiskRemoved(id.clone()));
+        if self.lifecycle(entry).remove_disk(&mut record, id)? {
+            self.publish(vm, Change::DiskRemoved(id.clone()));
             Ok(Removed::Gone)
         } else {
             Ok(Removed::Asked)
@@ -421,7 +426,7 @@ impl Machines {
 
 /// Fails if the VM's guest has not arrived yet.
 fn check_here(vm: &VmName, record: &Record) -> Result<(), Error> {
-    if record.arrival.is_some() && record.departure.is_none() {
+    if record.incoming.is_some() && record.outgoing.is_none() {
         Err(arriving(vm))
     } else {
         Ok(())
@@ -429,13 +434,13 @@ fn check_here(vm: &VmName, record: &Record) -> Result<(), Error> {
 }
 
 /// Fails if a VM has no process and its guest may run elsewhere.
-pub(super) fn check_whereabouts(vm: &VmName, record: &Record) -> Result<(), Error> {
-    match record.may_be_elsewhere() {
+pub(super) fn check_location_known(vm: &VmName, record: &Record) -> Result<(), Error> {
+    match record.migration_unknown() {
         None => Ok(()),
-        Some(departure) => {
-            let (reason, remedy) = (departure.reason(), remedy(vm.as_str()));
+        Some(outgoing) => {
+            let (reason, remedy) = (outgoing.reason(), remedy(vm.as_str()));
             let message = format!("cannot start {vm}: {reason}; {remedy}");
-            Err(Error::conflict("may_be_elsewhere", message))
+            Err(Error::conflict("migration_unknown", message))
         }
     }
 }

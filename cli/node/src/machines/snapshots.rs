@@ -34,10 +34,10 @@ impl Machines {
             (None, Some(path)) => return Ok(NewSnapshot::at(path)),
             _ => return Err(contradiction("give either `name` or `path`")),
         };
-        let slot = self.find(vm)?;
-        let created = self.locked(&slot, move |machines, slot| {
-            let vm = slot.name();
-            let record = slot.record().ok_or_else(|| no_vm(vm))?;
+        let entry = self.find(vm)?;
+        let created = self.locked(&entry, move |machines, entry| {
+            let vm = entry.name();
+            let record = entry.record().ok_or_else(|| no_vm(vm))?;
             if !record.unwanted_nics().is_empty() || !record.removed_disks().is_empty() {
                 // The snapshot would have a device that the spec no longer has.
                 let message = format!("the guest of {vm} has not released a removed device yet");

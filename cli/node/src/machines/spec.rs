@@ -234,7 +234,7 @@ impl VmSpec {
             )));
         }
         let long = |nic: &&NicSpec| {
-            nic.made_names(vm)
+            nic.created_names(vm)
                 .any(|device| device.len() > DEVICE_NAME_MAX)
         };
         match self.nics.iter().find(long) {

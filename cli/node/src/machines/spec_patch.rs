@@ -19,10 +19,10 @@ use super::condition::Condition;
 use super::error::{migrating, vm_runs};
 use super::host::check_files;
 use super::record::Record;
-use super::requests::check_whereabouts;
-use super::slot::Slot;
+use super::requests::check_location_known;
 use super::spec::{Desired, VmBody, VmName, VmPatch, VmSpec, refused};
 use super::steps::Host as _;
+use super::vm_entry::VmEntry;
 use super::{Change, Machines};
 use crate::error::Error;
 
@@ -42,20 +42,20 @@ impl Machines {
         dry_run: bool,
     ) -> Result<Vec<SpecChange>, Error> {
         let work =
-            move |machines: &Self, slot: &Slot| machines.patch_spec_now(slot, patch, dry_run);
+            move |machines: &Self, entry: &VmEntry| machines.patch_spec_now(entry, patch, dry_run);
         self.request_if(self.find(vm)?, condition, work).await
     }
 
     fn patch_spec_now(
         &self,
-        slot: &Slot,
+        entry: &VmEntry,
         patch: Map<String, Value>,
         dry_run: bool,
     ) -> Result<Vec<SpecChange>, Error> {
-        let vm = slot.name();
-        let mut record = self.changeable(slot)?;
-        check_whereabouts(vm, &record)?;
-        if record.departure.is_some() {
+        let vm = entry.name();
+        let mut record = self.changeable(entry)?;
+        check_location_known(vm, &record)?;
+        if record.outgoing.is_some() {
             return Err(migrating(vm));
         }
         let (spec, condition, changes) = patched(vm, &record.spec, patch)?;
@@ -65,18 +65,19 @@ impl Machines {
         check_devices(vm, &record, &spec)?;
         if has_other_nics {
             self.check(vm, &spec)?;
-            self.reserve(slot, &spec)?;
+            self.reserve(entry, &spec)?;
         } else if spec.machine() != record.spec.machine() {
             check_files(spec.machine())?;
         }
         if !dry_run && !changes.is_empty() {
             if has_other_nics {
-                self.life(slot).replace(&mut record, Record::new(spec))?;
+                self.lifecycle(entry)
+                    .replace(&mut record, Record::new(spec))?;
             } else {
-                self.life(slot).change_spec(&mut record, spec)?;
+                self.lifecycle(entry).change_spec(&mut record, spec)?;
             }
             let fields = changes.iter().map(|change| change.field.clone()).collect();
-            self.tell(vm, Change::SpecChanged(fields));
+            self.publish(vm, Change::SpecChanged(fields));
         }
         Ok(changes)
     }
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_the_same_is_no_change() {
+    fn equivalent_specs_are_no_change() {
         for same in [
             json!({}),
             json!({ "spec": { "memory": { "size": "1024M" }, "cmdline": null, "cpus": 1 } }),
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_at_its_place() {
+    fn invalid_members_are_refused_by_their_path() {
         let many: Map<String, Value> = (0..33)
             .map(|number| (format!("a{number}"), json!("")))
             .collect();
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_keeps_what_it_was_started_with() {
+    fn a_process_keeps_its_start_configuration() {
         let mut record = Record::new(spec());
         let next = |wanted: Value| patch(wanted).unwrap().0;
         let larger = next(json!({
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_what_runs_stay() {
+    fn devices_of_running_vms_stay() {
         let vm: VmName = "web".parse().unwrap();
         let mut record = Record::new(spec());
         let other = |wanted: Value| patch(wanted).unwrap().0;

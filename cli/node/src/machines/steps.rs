@@ -17,10 +17,10 @@
 //! Owns the order. [`Host`] owns the effect of a step; tests have an in-memory host that fails at
 //! any call.
 
-mod arriving;
 mod disks;
-mod leaving;
+mod incoming;
 mod nics;
+mod outgoing;
 mod replacing;
 
 use std::fmt;
@@ -29,11 +29,11 @@ use axum::body::Bytes;
 use axum::http::StatusCode;
 use bellhop_api::machine::{End, EndReason};
 use vdpa::causes::in_one_line;
-use vdpa_mgmt::journal::{Journal, Moment};
+use vdpa_mgmt::journal::{Journal, StepEvent};
 use vmm::config::DiskConfig;
 
-use super::arrival::{AtEnd, Coming};
-use super::departure::{Account, Departure};
+use super::incoming::{IncomingOutcome, IncomingReport};
+use super::outgoing::{MigrationReport, OutgoingMigration};
 use super::process::Identity;
 use super::record::{Phase, Record, Step};
 use super::spec::{Desired, DeviceId, NicId, NicSpec, Restart, VmName, VmSpec};
@@ -42,7 +42,7 @@ use crate::peers::Peer;
 
 /// The state of a process that was started to run a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum ProcessState {
     /// It does not exist.
     Gone,
     /// It exists and runs no VM yet.
@@ -69,7 +69,7 @@ pub(crate) struct SendRequest {
 
 /// The answer of a VM.
 #[derive(Debug, Clone)]
-pub(crate) struct Passed {
+pub(crate) struct ProxiedResponse {
     pub(crate) status: StatusCode,
     /// A JSON document.
     pub(crate) body: Bytes,
@@ -94,7 +94,7 @@ pub(crate) trait Host: Send + Sync {
     /// Creates the device of a NIC, unless it exists.
     fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
     /// Creates a NIC's backup device, unless it exists. The NIC's own device exists already.
-    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
+    fn make_backup(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
     /// Deletes a device.
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error>;
     /// Starts a process for the VM.
@@ -123,37 +123,37 @@ pub(crate) trait Host: Send + Sync {
     /// Presses the running VM's power button.
     fn press_button(&self, vm: &VmName) -> Result<(), Error>;
     /// Requests the running VM to leave for another process; returns its answer.
-    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, Error>;
+    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<ProxiedResponse, Error>;
     /// The VM's report about its last migration, if this process answers.
-    fn migration(&self, vm: &VmName, identity: Identity) -> Account;
+    fn migration(&self, vm: &VmName, identity: Identity) -> MigrationReport;
     /// Makes the process wait for the VM at the address in the record, with the devices of the VM's
     /// NICs.
     fn await_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error>;
     /// The report of the process that waits for the VM, if this process answers.
-    fn coming(&self, vm: &VmName, identity: Identity) -> Coming;
+    fn incoming_report(&self, vm: &VmName, identity: Identity) -> IncomingReport;
     /// Makes the process stop waiting. Returns whether it is gone; if not, the VM has arrived, or
     /// may have.
-    fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, Error>;
+    fn cancel_incoming(&self, vm: &VmName, identity: Identity) -> Result<bool, Error>;
     /// Notifies another node that this VM does not arrive. If the node is unreachable, it finds out
     /// by itself.
     fn withdraw(&self, vm: &VmName, peer: &Peer);
     /// Whether another node is known to have this VM.
     fn is_at(&self, vm: &VmName, peer: &Peer) -> bool;
     /// The state of a process.
-    fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found;
+    fn look(&self, vm: &VmName, identity: Option<Identity>) -> ProcessState;
 }
 
 /// The life of one VM.
-pub(crate) struct Life<'a> {
+pub(crate) struct Lifecycle<'a> {
     pub(crate) host: &'a dyn Host,
     pub(crate) vm: &'a VmName,
 }
 
-vdpa::opaque_debug!(Life<'_>, this => vm: this.vm);
+vdpa::opaque_debug!(Lifecycle<'_>, this => vm: this.vm);
 
 /// The steps in the record of one VM.
 struct Steps<'a> {
-    life: &'a Life<'a>,
+    lifecycle: &'a Lifecycle<'a>,
     record: &'a mut Record,
 }
 
@@ -162,7 +162,7 @@ impl Journal for Steps<'_> {
     type Error = Error;
 
     fn name(&self) -> &str {
-        self.life.vm.as_str()
+        self.lifecycle.vm.as_str()
     }
 
     fn steps(&mut self) -> &mut Vec<Step> {
@@ -174,16 +174,16 @@ impl Journal for Steps<'_> {
     }
 
     fn persist(&mut self) -> Result<(), Error> {
-        self.life.keep(self.record)
+        self.lifecycle.keep(self.record)
     }
 
-    fn watch(&mut self, moment: Moment, step: &Step) -> Result<(), Error> {
-        self.life.at(moment, step);
+    fn watch(&mut self, event: StepEvent, step: &Step) -> Result<(), Error> {
+        self.lifecycle.at(event, step);
         Ok(())
     }
 
     fn undo(&mut self, step: &Step) -> Result<(), Error> {
-        let Life { host, vm } = self.life;
+        let Lifecycle { host, vm } = self.lifecycle;
         match step {
             Step::Directories => host.remove_directories(vm),
             Step::Nic { device, .. } => host.remove_nic(vm, device),
@@ -201,7 +201,7 @@ impl Journal for Steps<'_> {
     }
 }
 
-impl Life<'_> {
+impl Lifecycle<'_> {
     /// Creates a VM. Starts it if it should run, or starts a process that waits for it.
     ///
     /// # Errors
@@ -229,7 +229,7 @@ impl Life<'_> {
         let mut present = record.clone();
         present.phase = Phase::Present;
         let is_restored = present.restore_from.take().is_some();
-        if present.arrival.is_none() {
+        if present.incoming.is_none() {
             present.forget_former();
         }
         self.keep(&present)?;
@@ -275,7 +275,7 @@ impl Life<'_> {
             .step(process, || self.host.start_process(self.vm).into())?;
         record.identify(identity);
         self.keep(record)?;
-        match record.arrival {
+        match record.incoming {
             None => self.act("boot", || self.host.boot_machine(self.vm, identity, record)),
             Some(_) => self.act("await", || {
                 self.host.await_machine(self.vm, identity, record)
@@ -288,13 +288,13 @@ impl Life<'_> {
     ///
     /// # Errors
     /// The record cannot be stored.
-    pub(crate) fn wants_stopped(
+    pub(crate) fn mark_stopped(
         &self,
         record: &mut Record,
         until_reboot: bool,
     ) -> Result<(), Error> {
         record.turn_off(until_reboot.then(|| self.host.boot()));
-        record.leave_stand_by();
+        record.clear_on_backup();
         self.keep(record).map_err(Error::context(NOT_STOPPED))
     }
 
@@ -378,7 +378,7 @@ impl Life<'_> {
         record.phase = Phase::Deleting;
         let left = self.steps(record).roll_back();
         if left.is_empty() {
-            if let Some(former) = record.gives_place_back() {
+            if let Some(former) = record.restore_previous() {
                 *record = former;
                 self.note(record);
             } else if let Err(error) = self.host.forget(self.vm) {
@@ -396,12 +396,12 @@ impl Life<'_> {
     ///
     /// # Errors
     /// A step cannot be undone; it stays in the record.
-    pub(crate) fn settle(&self, record: &mut Record) -> Result<Settled, Error> {
+    pub(crate) fn reconcile(&self, record: &mut Record) -> Result<Reconciled, Error> {
         if record.phase != Phase::Present {
-            let replaces = record.arrival.is_none();
+            let replaces = record.incoming.is_none();
             self.delete(record)?;
             if record.phase != Phase::Present {
-                return Ok(Settled::None);
+                return Ok(Reconciled::None);
             }
             // The former VM, which may be off only until the host's reboot.
             if replaces {
@@ -416,51 +416,53 @@ impl Life<'_> {
             self.note(record);
         }
         let Some((identity, boot)) = record.process() else {
-            if let (Some(arrival), None) = (&record.arrival, &record.departure) {
+            if let (Some(incoming), None) = (&record.incoming, &record.outgoing) {
                 // The former daemon ended after the process's exit, and before it recorded the
                 // result.
-                record.departure = Some(Departure::unheard_of(&arrival.listen));
+                record.outgoing = Some(OutgoingMigration::lost_incoming(&incoming.listen));
                 self.note(record);
             }
-            return Ok(Settled::stopped(record));
+            return Ok(Reconciled::stopped(record));
         };
         if boot != self.host.boot() {
             record.forget_process();
             // Their own devices are created again.
-            record.leave_stand_by();
+            record.clear_on_backup();
             let end = End::new(EndReason::HostRebooted, "the host was rebooted");
-            self.waited(record, &end);
-            record.last_end = Some(record.account_of(end));
+            self.incoming_ended(record, &end);
+            record.last_end = Some(record.resulting_end(end));
             self.note(record);
-            return Ok(Settled::stopped(record));
+            return Ok(Reconciled::stopped(record));
         }
         let found = self.host.look(self.vm, identity);
-        if record.arrival.is_some() && found != Found::Gone {
+        if record.incoming.is_some() && found != ProcessState::Gone {
             // The answer is not final: the guest may arrive, or may have arrived, meanwhile.
-            self.look_for_arrival(record);
-            return Ok(match record.arrival {
-                Some(_) => Settled::Awaited,
-                None => Settled::Running,
+            self.query_incoming(record);
+            return Ok(match record.incoming {
+                Some(_) => Reconciled::Awaited,
+                None => Reconciled::Running,
             });
         }
-        if found == Found::Runs {
-            self.look_for_guest(record);
+        if found == ProcessState::Runs {
+            self.query_migration(record);
         }
         let may_run = record.is_on() || record.asked_to_power_off;
         match (found, may_run) {
-            (Found::Runs | Found::Unknown, true) if identity.is_some() => Ok(Settled::Running),
-            // A start or stop was in progress.
-            (Found::Runs | Found::Unknown | Found::NotBooted, _) => {
-                self.stop(record)?;
-                Ok(Settled::stopped(record))
+            (ProcessState::Runs | ProcessState::Unknown, true) if identity.is_some() => {
+                Ok(Reconciled::Running)
             }
-            (Found::Gone, _) => {
+            // A start or stop was in progress.
+            (ProcessState::Runs | ProcessState::Unknown | ProcessState::NotBooted, _) => {
+                self.stop(record)?;
+                Ok(Reconciled::stopped(record))
+            }
+            (ProcessState::Gone, _) => {
                 self.stop(record)?;
                 let end = End::new(EndReason::Killed, "its process ended while no daemon ran");
                 if self.ends(record, end)?.is_none() {
-                    return Ok(Settled::None);
+                    return Ok(Reconciled::None);
                 }
-                Ok(Settled::stopped(record))
+                Ok(Reconciled::stopped(record))
             }
         }
     }
@@ -471,7 +473,9 @@ impl Life<'_> {
     /// # Errors
     /// A step of such a VM cannot be undone; it stays in the record.
     pub(crate) fn ends(&self, record: &mut Record, end: End) -> Result<Option<End>, Error> {
-        if record.arrival.is_some() && self.waited(record, &end) == AtEnd::TakeBack {
+        if record.incoming.is_some()
+            && self.incoming_ended(record, &end) == IncomingOutcome::RollBack
+        {
             self.delete(record)?;
             return Ok(None);
         }
@@ -485,10 +489,10 @@ impl Life<'_> {
     pub(crate) fn ended(&self, record: &mut Record, end: End) -> End {
         if record.asked_to_power_off {
             // As for a stopped VM.
-            record.leave_stand_by();
+            record.clear_on_backup();
         }
         record.forget_process();
-        let end = record.account_of(end);
+        let end = record.resulting_end(end);
         // A VM that was turned off for the host's shutdown must run after it, whatever the reason
         // of its end.
         let stays = record.off_in_boot.is_none() || end.reason == EndReason::Moved;
@@ -508,14 +512,17 @@ impl Life<'_> {
     pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<End>, Error> {
         let end = End::new(EndReason::Stopped, "a client stopped it");
         let peer = record.peer();
-        let end = record.account_of(end);
+        let end = record.resulting_end(end);
         record.last_end = Some(end.clone());
         self.note(record);
         self.left_for(record, peer, end)
     }
 
     fn steps<'a>(&'a self, record: &'a mut Record) -> Steps<'a> {
-        Steps { life: self, record }
+        Steps {
+            lifecycle: self,
+            record,
+        }
     }
 
     /// Runs an action that leaves nothing to undo.
@@ -524,14 +531,14 @@ impl Life<'_> {
         what: impl fmt::Display,
         work: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.at(Moment::Begin, &what);
+        self.at(StepEvent::Begin, &what);
         let done = work()?;
-        self.at(Moment::Done, &what);
+        self.at(StepEvent::Done, &what);
         Ok(done)
     }
 
-    fn at(&self, moment: Moment, what: &dyn fmt::Display) {
-        self.host.at(self.vm, &format_args!("{moment} {what}"));
+    fn at(&self, event: StepEvent, what: &dyn fmt::Display) {
+        self.host.at(self.vm, &format_args!("{event} {what}"));
     }
 
     /// Stores the record before a step.
@@ -577,7 +584,7 @@ fn again(restart: Restart, because: EndReason) -> bool {
 
 /// The action for a VM after a daemon's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Settled {
+pub(crate) enum Reconciled {
     /// The VM does not exist any more.
     None,
     /// It runs, and must be watched.
@@ -590,7 +597,7 @@ pub(crate) enum Settled {
     Stopped,
 }
 
-impl Settled {
+impl Reconciled {
     fn stopped(record: &Record) -> Self {
         if record.is_to_start() {
             Self::ToStart

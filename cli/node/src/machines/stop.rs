@@ -20,8 +20,8 @@ use super::condition::Condition;
 use super::error::unfinished;
 use super::process::Identity;
 use super::record::Record;
-use super::slot::Slot;
 use super::spec::VmName;
+use super::vm_entry::VmEntry;
 use super::{Change, Machines};
 use crate::error::Error;
 
@@ -61,15 +61,15 @@ impl Machines {
         condition: Condition,
         stop: Stop,
     ) -> Result<Option<Stopping>, Error> {
-        let slot = self.find(vm)?;
-        let work = move |machines: &Self, slot: &Slot| machines.stop_now(slot, stop);
-        let Some((asked, grace)) = self.request_if(slot.clone(), condition, work).await? else {
+        let entry = self.find(vm)?;
+        let work = move |machines: &Self, entry: &VmEntry| machines.stop_now(entry, stop);
+        let Some((asked, grace)) = self.request_if(entry.clone(), condition, work).await? else {
             return Ok(None);
         };
         let machines = self.clone();
         let rest = self.runtime.spawn(async move {
-            let end = machines.await_power_off(&slot, asked, grace, stop).await;
-            machines.tidy(&slot);
+            let end = machines.await_power_off(&entry, asked, grace, stop).await;
+            machines.tidy(&entry);
             end
         });
         Ok(Some(Stopping(rest)))
@@ -77,14 +77,14 @@ impl Machines {
 
     /// Requests a VM's guest to power off, or ends the VM. Returns the process of the guest and its
     /// grace period.
-    fn stop_now(&self, slot: &Slot, stop: Stop) -> Result<Option<(Identity, Duration)>, Error> {
-        let vm = slot.name();
-        let mut record = self.changeable(slot)?;
+    fn stop_now(&self, entry: &VmEntry, stop: Stop) -> Result<Option<(Identity, Duration)>, Error> {
+        let vm = entry.name();
+        let mut record = self.changeable(entry)?;
         let (Some(grace), Some((Some(identity), _))) = (stop.grace, record.process()) else {
-            self.end_now(slot, record, stop.until_reboot)?;
+            self.end_now(entry, record, stop.until_reboot)?;
             return Ok(None);
         };
-        if let Some(live) = &slot.view().live {
+        if let Some(live) = &entry.view().live {
             self.check_level(vm, live)?;
         }
         let status = self.runtime.block_on(self.api_of(vm).status());
@@ -94,8 +94,9 @@ impl Machines {
             Err(error) if error.is_not_listening() => Ok(false),
             Err(error) => Err(error),
             Ok(_) => {
-                let life = self.life(slot);
-                life.ask_to_power_off(&mut record, stop.until_reboot)
+                let lifecycle = self.lifecycle(entry);
+                lifecycle
+                    .ask_to_power_off(&mut record, stop.until_reboot)
                     .map(|()| true)
             }
         };
@@ -109,13 +110,13 @@ impl Machines {
             asked => asked?,
         };
         if !asked {
-            self.end_now(slot, record, stop.until_reboot)?;
+            self.end_now(entry, record, stop.until_reboot)?;
             return Ok(None);
         }
-        slot.update(identity, |live| {
+        entry.update(identity, |live| {
             live.stopping_until = Instant::now().checked_add(grace);
         });
-        self.tell(vm, Change::Stopping);
+        self.publish(vm, Change::Stopping);
         Ok(Some((identity, grace)))
     }
 
@@ -123,17 +124,17 @@ impl Machines {
     /// says.
     async fn await_power_off(
         self: &Arc<Self>,
-        slot: &Arc<Slot>,
+        entry: &Arc<VmEntry>,
         asked: Identity,
         grace: Duration,
         stop: Stop,
     ) -> Result<(), Error> {
-        let vm = slot.name();
+        let vm = entry.name();
         let off = async {
             loop {
                 // Before the check of the record, so that no change is missed.
-                let changed = slot.record_changed.notified();
-                let Some(record) = slot.record().filter(|record| is_of(record, asked)) else {
+                let changed = entry.record_changed.notified();
+                let Some(record) = entry.record().filter(|record| is_of(record, asked)) else {
                     return Ok(());
                 };
                 if record.is_on() {
@@ -144,57 +145,58 @@ impl Machines {
         };
         if let Ok(off) = tokio::time::timeout(grace, off).await {
             // Then the record has the result of its end.
-            drop(slot.steps.lock().await);
+            drop(entry.steps.lock().await);
             return off;
         }
         if !stop.then_hard {
             return Err(still_runs(vm, grace));
         }
-        let end = move |machines: &Self, slot: &Slot| {
-            let record = slot.record().filter(|record| is_of(record, asked));
+        let end = move |machines: &Self, entry: &VmEntry| {
+            let record = entry.record().filter(|record| is_of(record, asked));
             match record.filter(|record| !record.is_on()) {
-                Some(record) => machines.end_now(slot, record, stop.until_reboot),
+                Some(record) => machines.end_now(entry, record, stop.until_reboot),
                 None => Ok(()),
             }
         };
-        self.request(slot.clone(), end).await
+        self.request(entry.clone(), end).await
     }
 
     /// Ends a VM without a request to its guest.
     pub(super) fn end_now(
         &self,
-        slot: &Slot,
+        entry: &VmEntry,
         mut record: Record,
         until_reboot: bool,
     ) -> Result<(), Error> {
-        let vm = slot.name();
+        let vm = entry.name();
         let runs = record.process().is_some();
         // First: the VM must not restart if this daemon ends now.
-        self.life(slot).wants_stopped(&mut record, until_reboot)?;
+        self.lifecycle(entry)
+            .mark_stopped(&mut record, until_reboot)?;
         // Its process cannot be queried afterwards.
-        self.life(slot).look_for_guest(&mut record);
-        self.life(slot).stop(&mut record)?;
+        self.lifecycle(entry).query_migration(&mut record);
+        self.lifecycle(entry).stop(&mut record)?;
         if !runs {
             return Ok(());
         }
-        let stopped = self.life(slot).stopped(&mut record);
-        self.process_gone(slot);
+        let stopped = self.lifecycle(entry).stopped(&mut record);
+        self.process_gone(entry);
         match stopped? {
             Some(end) => {
-                self.tell(vm, Change::Ended(end));
-                self.tell_whereabouts(vm, &record);
+                self.publish(vm, Change::Ended(end));
+                self.report_unknown_location(vm, &record);
             }
             // It had just left for another node.
-            None => self.tell(vm, Change::Deleted),
+            None => self.publish(vm, Change::Deleted),
         }
         Ok(())
     }
 
     /// Records that a running VM should run, despite a request to its guest to power off.
-    pub(super) fn keep_on(&self, slot: &Slot, record: &mut Record) -> Result<(), Error> {
+    pub(super) fn keep_on(&self, entry: &VmEntry, record: &mut Record) -> Result<(), Error> {
         record.turn_on();
-        self.life(slot).keep(record)?;
-        if let Some(live) = &mut slot.view().live {
+        self.lifecycle(entry).keep(record)?;
+        if let Some(live) = &mut entry.view().live {
             live.stopping_until = None;
         }
         Ok(())

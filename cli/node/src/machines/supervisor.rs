@@ -10,7 +10,7 @@
 //!                                       (over)
 //! ```
 //! The daemon queries a VM that was sent elsewhere for the result, until it reports that its guest
-//! is here. If the process is gone before that, no policy restarts the VM ([`super::departure`]).
+//! is here. If the process is gone before that, no policy restarts the VM ([`super::outgoing`]).
 //!
 //! No lock is held during a wait. If another task stops the VM, the record shows that this is no
 //! longer its process.
@@ -34,9 +34,9 @@ use vdpa::causes::in_one_line;
 use super::change::{ALARMS_MAX, DEVICE_NAME_MAX};
 use super::process::{Identity, Process};
 use super::record::Phase;
-use super::slot::{Live, Slot};
 use super::spec::{DeviceId, NicId, NicSpec, VmName};
-use super::{Change, Machines, speaks};
+use super::vm_entry::{Live, VmEntry};
+use super::{Change, Machines, supports_api};
 use crate::error::Error;
 
 /// The first delay before a restart.
@@ -56,17 +56,17 @@ const MIGRATION: Duration = Duration::from_secs(1);
 const OPERATION: Duration = Duration::from_millis(200);
 
 /// Watches this process; without one, starts it first.
-pub(super) fn begin(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Option<Identity>) {
-    let (machines, slot) = (machines.clone(), slot.clone());
+pub(super) fn begin(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Option<Identity>) {
+    let (machines, entry) = (machines.clone(), entry.clone());
     let runtime = machines.runtime.clone();
-    runtime.spawn(async move { run(&machines, &slot, identity).await });
+    runtime.spawn(async move { run(&machines, &entry, identity).await });
 }
 
 impl Machines {
     /// Watches the process that was started for a VM, unless it is watched already.
-    pub(super) fn supervise(self: &Arc<Self>, slot: &Arc<Slot>) {
+    pub(super) fn supervise(self: &Arc<Self>, entry: &Arc<VmEntry>) {
         let identity = {
-            let mut view = slot.view();
+            let mut view = entry.view();
             let running = view.record.as_ref().and_then(|record| record.process()?.0);
             match (running, &view.live) {
                 (Some(identity), None) => {
@@ -76,10 +76,10 @@ impl Machines {
                 _ => return,
             }
         };
-        let awaited = slot.record().and_then(|record| record.arrival);
-        let change = awaited.map_or(Change::Started, |arrival| Change::Awaited(arrival.listen));
-        self.tell(slot.name(), change);
-        begin(self, slot, Some(identity));
+        let awaited = entry.record().and_then(|record| record.incoming);
+        let change = awaited.map_or(Change::Started, |incoming| Change::Awaited(incoming.listen));
+        self.publish(entry.name(), change);
+        begin(self, entry, Some(identity));
     }
 
     /// Handles a client's report of where the guest of a VM is that was sent elsewhere. If the
@@ -87,12 +87,17 @@ impl Machines {
     ///
     /// # Errors
     /// The place stays unknown.
-    pub(crate) async fn say_where(self: &Arc<Self>, vm: &VmName, here: bool) -> Result<(), Error> {
-        let slot = self.find(vm)?;
-        let work = move |machines: &Self, slot: &Slot| machines.say_where_now(slot, here);
-        self.request(slot.clone(), work).await?;
-        if slot.record().is_some_and(|record| record.is_to_start()) {
-            begin(self, &slot, None);
+    pub(crate) async fn resolve_migration(
+        self: &Arc<Self>,
+        vm: &VmName,
+        here: bool,
+    ) -> Result<(), Error> {
+        let entry = self.find(vm)?;
+        let work =
+            move |machines: &Self, entry: &VmEntry| machines.resolve_migration_now(entry, here);
+        self.request(entry.clone(), work).await?;
+        if entry.record().is_some_and(|record| record.is_to_start()) {
+            begin(self, &entry, None);
         }
         Ok(())
     }
@@ -105,7 +110,7 @@ enum Next {
     Watch(Identity),
 }
 
-async fn run(machines: &Arc<Machines>, slot: &Arc<Slot>, mut process: Option<Identity>) {
+async fn run(machines: &Arc<Machines>, entry: &Arc<VmEntry>, mut process: Option<Identity>) {
     // Without a process there was no attempt yet.
     let mut wait = match process {
         Some(_) => FIRST,
@@ -114,24 +119,24 @@ async fn run(machines: &Arc<Machines>, slot: &Arc<Slot>, mut process: Option<Ide
     loop {
         if let Some(identity) = process {
             let since = Instant::now();
-            let end = until_end(machines, slot, identity).await;
+            let end = until_end(machines, entry, identity).await;
             if since.elapsed() >= CALM {
                 wait = FIRST;
             }
             let next = machines
-                .locked(slot, move |machines, slot| {
-                    ended(machines, slot, identity, end)
+                .locked(entry, move |machines, entry| {
+                    ended(machines, entry, identity, end)
                 })
                 .await;
             if !matches!(next, Ok(Next::Again)) {
                 // Nothing may be left of the VM.
-                machines.tidy(slot);
+                machines.tidy(entry);
                 return;
             }
         }
         tokio::time::sleep(wait).await;
         wait = wait.saturating_mul(2).clamp(FIRST, LONGEST);
-        process = match machines.locked(slot, revive).await {
+        process = match machines.locked(entry, revive).await {
             Ok(Next::Watch(identity)) => Some(identity),
             Ok(Next::Again) => None,
             Ok(Next::Over) | Err(_) => return,
@@ -140,8 +145,8 @@ async fn run(machines: &Arc<Machines>, slot: &Arc<Slot>, mut process: Option<Ide
 }
 
 /// Removes an exited process from the record, unless another task has done so.
-fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next {
-    let Some(mut record) = slot.record() else {
+fn ended(machines: &Machines, entry: &VmEntry, identity: Identity, end: End) -> Next {
+    let Some(mut record) = entry.record() else {
         return Next::Over;
     };
     let ours = record
@@ -150,33 +155,33 @@ fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next
     if record.phase != Phase::Present || !ours {
         return Next::Over;
     }
-    let awaited = record.arrival.is_some();
-    let life = machines.life(slot);
+    let awaited = record.incoming.is_some();
+    let lifecycle = machines.lifecycle(entry);
     // Its leftover: the socket.
-    if let Err(error) = life.stop(&mut record) {
+    if let Err(error) = lifecycle.stop(&mut record) {
         let error = &error as &dyn std::error::Error;
-        tracing::warn!(vm = %slot.name(), error, "cannot remove the leftovers of a VM's process");
+        tracing::warn!(vm = %entry.name(), error, "cannot remove the leftovers of a VM's process");
     }
     let why = end.detail.clone();
-    let ended = life.ends(&mut record, end);
-    machines.process_gone(slot);
+    let ended = lifecycle.ends(&mut record, end);
+    machines.process_gone(entry);
     let end = match ended {
         Ok(Some(end)) => end,
         Ok(None) => {
             if awaited {
-                machines.tell(slot.name(), Change::NotArrived(why));
+                machines.publish(entry.name(), Change::NotArrived(why));
             }
-            machines.tell_gone(slot);
+            machines.publish_deleted(entry);
             return Next::Over;
         }
         Err(error) => {
             let error = &error as &dyn std::error::Error;
-            tracing::error!(vm = %slot.name(), error, "cannot delete the rest of a VM");
+            tracing::error!(vm = %entry.name(), error, "cannot delete the rest of a VM");
             return Next::Over;
         }
     };
-    machines.tell(slot.name(), Change::Ended(end));
-    machines.tell_whereabouts(slot.name(), &record);
+    machines.publish(entry.name(), Change::Ended(end));
+    machines.report_unknown_location(entry.name(), &record);
     if record.is_to_start() {
         Next::Again
     } else {
@@ -185,30 +190,30 @@ fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next
 }
 
 /// Restarts a VM, unless another task has, or the VM should no longer run.
-fn revive(machines: &Machines, slot: &Slot) -> Next {
-    let Some(mut record) = slot.record() else {
+fn revive(machines: &Machines, entry: &VmEntry) -> Next {
+    let Some(mut record) = entry.record() else {
         return Next::Over;
     };
     if !record.is_to_start() {
         return Next::Over;
     }
     record.restarts = record.restarts.saturating_add(1);
-    match machines.life(slot).start(&mut record) {
+    match machines.lifecycle(entry).start(&mut record) {
         Ok(()) => {
             let Some(identity) = record.process().and_then(|process| process.0) else {
                 return Next::Over;
             };
-            slot.view().live = Some(Live::new(identity, false));
-            machines.tell(slot.name(), Change::Started);
+            entry.view().live = Some(Live::new(identity, false));
+            machines.publish(entry.name(), Change::Started);
             Next::Watch(identity)
         }
         Err(error) => {
             tracing::warn!(
-                vm = %slot.name(),
+                vm = %entry.name(),
                 error = &error as &dyn std::error::Error,
                 "cannot restart a VM; retrying later"
             );
-            machines.tell(slot.name(), Change::NotStarted(in_one_line(&error)));
+            machines.publish(entry.name(), Change::NotStarted(in_one_line(&error)));
             Next::Again
         }
     }
@@ -224,7 +229,7 @@ impl AsRawFd for Watched {
 }
 
 /// Waits for the end of a process, and returns the reason.
-async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> End {
+async fn until_end(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identity) -> End {
     let killed = |detail: &str| End::new(EndReason::Killed, detail);
     let gone = || killed("its process ended without a report");
     let watched = match Process::open(identity) {
@@ -241,9 +246,9 @@ async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identit
     };
     let watched = match watched {
         Ok(watched) => watched,
-        Err(error) => return killed(&unwatched(slot, &error)),
+        Err(error) => return killed(&unwatched(entry, &error)),
     };
-    let mut account = pin!(follow(machines, slot, identity));
+    let mut account = pin!(follow(machines, entry, identity));
     let said = tokio::select! {
         said = account.as_mut() => {
             // The process reports its end just before its exit.
@@ -251,10 +256,12 @@ async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identit
             Some(said)
         }
         _ = watched.readable() => tokio::time::timeout(LAST_WORD, account).await.ok(),
-        never = attend(machines, slot) => match never {},
+        never = attend(machines, entry) => match never {},
     };
     let status = watched.get_ref().0.reap();
-    let awaited = slot.record().is_some_and(|record| record.arrival.is_some());
+    let awaited = entry
+        .record()
+        .is_some_and(|record| record.incoming.is_some());
     match (said, status) {
         (Some(end), _) => end,
         // 0 is also the code of a process that was stopped while it waited for its guest.
@@ -266,22 +273,22 @@ async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identit
 
 /// Without a free descriptor no process can be watched. This counts as its end, so the next check
 /// decides.
-fn unwatched(slot: &Slot, error: &io::Error) -> String {
-    tracing::error!(vm = %slot.name(), %error, "cannot watch a VM's process");
+fn unwatched(entry: &VmEntry, error: &io::Error) -> String {
+    tracing::error!(vm = %entry.name(), %error, "cannot watch a VM's process");
     format!("cannot watch its process: {error}")
 }
 
 /// Follows the reports of a VM, until one has the reason of its end.
-async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> End {
-    let vmm = machines.api_of(slot.name());
+async fn follow(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identity) -> End {
+    let vmm = machines.api_of(entry.name());
     let mut last = None;
     loop {
         match vmm.handshake().await {
             Ok(who) if who.pid == identity.pid => {
-                slot.is_of(identity, &who);
-                if !speaks(who.api) {
+                entry.is_of(identity, &who);
+                if !supports_api(who.api) {
                     tracing::warn!(
-                        vm = %slot.name(),
+                        vm = %entry.name(),
                         level = who.api,
                         "a VM has an unsupported API level; leaving it alone"
                     );
@@ -290,10 +297,10 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
                 break;
             }
             Ok(who) => {
-                let (vm, pid) = (slot.name(), who.pid);
+                let (vm, pid) = (entry.name(), who.pid);
                 tracing::warn!(%vm, pid, "another process answers instead of the VM's");
             }
-            Err(error) => tracing::debug!(vm = %slot.name(), %error, "no answer"),
+            Err(error) => tracing::debug!(vm = %entry.name(), %error, "no answer"),
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -306,29 +313,29 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
                 status.alarms.retain(fits);
                 status.alarms.truncate(ALARMS_MAX);
                 for change in alarm_changes(&alarms, &status) {
-                    machines.tell(slot.name(), change);
+                    machines.publish(entry.name(), change);
                 }
                 alarms.clone_from(&status.alarms);
                 let status = Arc::new(status);
-                slot.update(identity, |live| {
+                entry.update(identity, |live| {
                     live.state = Some(status.state);
                     live.said = Some(status.clone());
                 });
                 // An incoming VM has arrived, or is paused here.
-                slot.migration.notify_one();
+                entry.migration.notify_one();
                 if last.replace(status.state) != Some(status.state) {
-                    machines.tell(slot.name(), Change::State(status.state));
+                    machines.publish(entry.name(), Change::State(status.state));
                 }
-                given_up(machines, slot, &status).await;
-                failed_over(machines, slot, &status.nics).await;
+                given_up(machines, entry, &status).await;
+                failed_over(machines, entry, &status.nics).await;
                 if let Some(end) = &status.end {
                     return end.clone();
                 }
                 status.generation
             }
             Err(error) => {
-                tracing::debug!(vm = %slot.name(), %error, "no answer");
-                slot.update(identity, |live| {
+                tracing::debug!(vm = %entry.name(), %error, "no answer");
+                entry.update(identity, |live| {
                     live.state = None;
                     live.said = None;
                 });
@@ -338,7 +345,7 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
                 if let Ok(who) = vmm.handshake().await
                     && who.pid == identity.pid
                 {
-                    slot.is_of(identity, &who);
+                    entry.is_of(identity, &who);
                 }
                 // Any generation except the current one.
                 0
@@ -350,29 +357,29 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
 
 /// Queries a VM that was sent elsewhere, until it reports that its guest is here. Queries the
 /// process of an incoming VM whether the guest has arrived.
-async fn attend(machines: &Arc<Machines>, slot: &Arc<Slot>) -> Infallible {
+async fn attend(machines: &Arc<Machines>, entry: &Arc<VmEntry>) -> Infallible {
     loop {
-        let news = slot.migration.notified();
-        let record = slot.record();
+        let news = entry.migration.notified();
+        let record = entry.record();
         let awaited = record
             .as_ref()
-            .is_some_and(|record| record.arrival.is_some());
-        let departure = record.and_then(|record| record.departure);
-        if !awaited && departure.is_none_or(|departure| departure.moved) {
+            .is_some_and(|record| record.incoming.is_some());
+        let outgoing = record.and_then(|record| record.outgoing);
+        if !awaited && outgoing.is_none_or(|outgoing| outgoing.moved) {
             news.await;
             continue;
         }
         // The same query follows both a notification and the interval.
-        let period = match machines.operations.migration_of(slot.name()) {
+        let period = match machines.operations.migration_of(entry.name()) {
             Some(_) => OPERATION,
             None => MIGRATION,
         };
         let _ = tokio::time::timeout(period, news).await;
         if awaited {
-            let _ = machines.locked(slot, Machines::look_for_arrival).await;
+            let _ = machines.locked(entry, Machines::query_incoming).await;
         } else {
             // If this daemon ends first, the next one does it.
-            let _ = machines.locked(slot, Machines::look_for_guest).await;
+            let _ = machines.locked(entry, Machines::query_migration).await;
         }
     }
 }
@@ -393,8 +400,8 @@ fn alarm_changes(before: &[AlarmInfo], now: &VmStatus) -> Vec<Change> {
 }
 
 /// Deletes devices of NICs that the guest has released on request, and forgets such disks.
-async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &VmStatus) {
-    let Some(record) = slot.record() else {
+async fn given_up(machines: &Arc<Machines>, entry: &Arc<VmEntry>, there: &VmStatus) {
+    let Some(record) = entry.record() else {
         return;
     };
     let no_nic = |id: &NicId| there.nics.iter().all(|nic| nic.id != id.as_str());
@@ -406,22 +413,22 @@ async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &VmStatus) 
     }
     // If this daemon ends first, the next one does it.
     let _ = machines
-        .locked(slot, move |machines, slot| {
-            let Some(mut record) = slot
+        .locked(entry, move |machines, entry| {
+            let Some(mut record) = entry
                 .record()
                 .filter(|record| record.phase == Phase::Present)
             else {
                 return;
             };
-            let life = machines.life(slot);
+            let lifecycle = machines.lifecycle(entry);
             if nics {
-                for id in life.drop_given_up(&mut record) {
-                    machines.tell(slot.name(), Change::NicRemoved(id));
+                for id in lifecycle.drop_given_up(&mut record) {
+                    machines.publish(entry.name(), Change::NicRemoved(id));
                 }
             }
             if disks {
-                for id in life.drop_removed_disks(&mut record) {
-                    machines.tell(slot.name(), Change::DiskRemoved(id));
+                for id in lifecycle.drop_removed_disks(&mut record) {
+                    machines.publish(entry.name(), Change::DiskRemoved(id));
                 }
             }
         })
@@ -429,27 +436,27 @@ async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &VmStatus) 
 }
 
 /// Records which NICs the VM has moved by itself to their backup device.
-async fn failed_over(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[NicSummary]) {
-    let Some(record) = slot.record() else {
+async fn failed_over(machines: &Arc<Machines>, entry: &Arc<VmEntry>, there: &[NicSummary]) {
+    let Some(record) = entry.record() else {
         return;
     };
-    let vm = slot.name();
-    let stand_by = |nic: &NicSpec| {
-        let nic = nic.on_stand_by(vm)?;
+    let vm = entry.name();
+    let backup = |nic: &NicSpec| {
+        let nic = nic.on_backup(vm)?;
         machines.character_device_of(vm, &nic).ok()
     };
     let nics = record.spec.nics().iter();
     let news = nics
-        .filter(|nic| !record.is_on_stand_by(nic.id()))
+        .filter(|nic| !record.is_on_backup(nic.id()))
         .any(|nic| {
             let says = there.iter().find(|one| one.id == nic.id().as_str());
             says.is_some_and(|says| {
-                stand_by(nic).is_some_and(|path| path.as_os_str() == says.path.as_str())
+                backup(nic).is_some_and(|path| path.as_os_str() == says.path.as_str())
             })
         });
     if news {
         // If this daemon ends first, the next one does it.
-        let _ = machines.locked(slot, Machines::look_for_failovers).await;
+        let _ = machines.locked(entry, Machines::query_failovers).await;
     }
 }
 
@@ -460,7 +467,7 @@ fn from_status(status: ExitStatus) -> End {
         (Some(0), _) => End::new(EndReason::PoweredOff, "its process ended"),
         (Some(7), _) => End::new(EndReason::Moved, "it was sent to another process"),
         (Some(8), _) => End::new(
-            EndReason::Unsettled,
+            EndReason::Indeterminate,
             "its migration's outcome is unknown: the guest may run at the destination",
         ),
         (Some(3), _) => End::new(EndReason::Crashed, "its guest crashed"),
@@ -496,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn alarms_are_told_when_they_come_and_go() {
+    fn alarms_are_reported_at_their_begin_and_end() {
         let (before, now) = (
             status(&[("net0", 0), ("disk0", 0)]),
             status(&[("net0", 0), ("net0", 1)]),

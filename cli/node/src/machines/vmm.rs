@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use bellhop_api::machine::{
-    Handshake, MigrationStatus, NicInfo, Place, SNAPSHOT_TIME, SettleRequest, SnapshotInfo,
+    Handshake, MigrationStatus, NicInfo, Place, ResolveRequest, SNAPSHOT_TIME, SnapshotInfo,
     SnapshotRequest, UpgradeRequest, VmChange, VmStatus, WantedState,
 };
 use hyper::body::Incoming;
@@ -22,10 +22,10 @@ use vmm::http::ErrorBody;
 use vmm::http::client::{Client, ClientError};
 use vmm::http::request_id::REQUEST_ID;
 
-use super::arrival::Coming;
-use super::departure::Account;
+use super::incoming::IncomingReport;
+use super::outgoing::MigrationReport;
 use super::spec::{DeviceId, NicId};
-use super::steps::{Passed, SendRequest};
+use super::steps::{ProxiedResponse, SendRequest};
 use crate::error::{Error, ErrorKind};
 
 /// The longest accepted answer in bytes. The longest real one lists a VM's NICs.
@@ -42,7 +42,8 @@ pub(crate) const MIGRATION: &str = "/v1/vm/migration";
 const WATCH_SECONDS: u64 = 30;
 
 /// Error codes of the VM's API that pass through unchanged.
-const CODES: [&str; 23] = [
+const CODES: [&str; 24] = [
+    "resolved",
     "unusable",
     "no_room",
     "host_failed",
@@ -162,7 +163,7 @@ impl Vmm {
     }
 
     /// Requests the VM to leave for another process; returns its answer unchanged.
-    pub(crate) async fn leave(&self, request: &SendRequest) -> Result<Passed, Error> {
+    pub(crate) async fn leave(&self, request: &SendRequest) -> Result<ProxiedResponse, Error> {
         let request = Request::builder()
             .method(Method::POST)
             .uri(MIGRATION)
@@ -171,20 +172,20 @@ impl Vmm {
             .body(request.body.clone())
             .map_err(unformed)?;
         let answer = self.client(ANSWER).send(request, &[]).await?;
-        Ok(Passed {
+        Ok(ProxiedResponse {
             status: answer.status(),
             body: answer.into_body(),
         })
     }
 
     /// The VM's report about its last migration. A VM that has moved may exit after this query.
-    pub(crate) async fn migration(&self) -> Result<MigrationStatus, Account> {
+    pub(crate) async fn migration(&self) -> Result<MigrationStatus, MigrationReport> {
         let status = self.get(MIGRATION, SOON).await;
         status.map_err(|error: Error| {
             if error.is_refused(StatusCode::NOT_FOUND) {
-                Account::None
+                MigrationReport::None
             } else {
-                Account::Silent
+                MigrationReport::Silent
             }
         })
     }
@@ -211,10 +212,10 @@ impl Vmm {
     }
 
     /// The report of a process that waits for an incoming VM.
-    pub(crate) async fn coming(&self) -> Coming {
+    pub(crate) async fn incoming_report(&self) -> IncomingReport {
         match self.get::<MigrationStatus>(MIGRATION, SOON).await {
-            Ok(status) => Coming::from(&status),
-            Err(_) => Coming::Silent,
+            Ok(status) => IncomingReport::from(&status),
+            Err(_) => IncomingReport::Silent,
         }
     }
 
@@ -304,10 +305,10 @@ impl Vmm {
         self.get(&path, limit).await
     }
 
-    /// Resolves where the guest of an unsettled migration is.
-    pub(crate) async fn settle(&self, here: bool) -> Result<(), Error> {
-        let settle = if here { Place::Here } else { Place::There };
-        let change = SettleRequest { settle };
+    /// Resolves where the guest of an indeterminate migration is.
+    pub(crate) async fn resolve(&self, here: bool) -> Result<(), Error> {
+        let resolve = if here { Place::Here } else { Place::There };
+        let change = ResolveRequest { resolve };
         self.ask(Method::PATCH, MIGRATION, Some(&change), START)
             .await
             .map(drop)

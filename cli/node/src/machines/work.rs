@@ -20,12 +20,12 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::condition::Condition;
-use super::departure::remedy;
 use super::error::unfinished;
 use super::operations::{Entry, Requested, Sent, cut, end_of, kept, progress};
-use super::slot::Slot;
+use super::outgoing::remedy;
 use super::spec::{VmName, VmSpec};
-use super::steps::Passed;
+use super::steps::ProxiedResponse;
+use super::vm_entry::VmEntry;
 use super::vmm::not_in_time;
 use super::{Change, Machines};
 use crate::error::Error;
@@ -43,7 +43,7 @@ impl Machines {
     fn begin_operation(&self, kind: OperationKind, vm: &VmName, by: Requested) -> Operation {
         let operation = self.operations.begin(kind, vm, by);
         self.store_operation(&operation);
-        self.tell_operation(vm, &operation);
+        self.publish_operation(vm, &operation);
         operation
     }
 
@@ -58,7 +58,7 @@ impl Machines {
         self.store_operation(&operation);
         let dropped = self.operations.show_end(operation.clone());
         if let Ok(vm) = operation.target.parse() {
-            self.tell_operation(&vm, &operation);
+            self.publish_operation(&vm, &operation);
         }
         for id in dropped {
             if let Err(error) = self.store.remove(OPERATIONS, &id) {
@@ -77,14 +77,14 @@ impl Machines {
         }
     }
 
-    fn tell_operation(&self, vm: &VmName, operation: &Operation) {
+    fn publish_operation(&self, vm: &VmName, operation: &Operation) {
         let change = Change::Operation {
             id: operation.id.clone(),
             kind: operation.kind,
             phase: operation.phase,
             reason: operation.error.as_ref().map(|error| error.message.clone()),
         };
-        self.tell(vm, change);
+        self.publish(vm, change);
     }
 
     /// Ends the operations of the previous daemon, except migrations with a pending result.
@@ -94,10 +94,10 @@ impl Machines {
             ..OperationQuery::default()
         }) {
             let vm = operation.target.parse();
-            let slot = vm.ok().and_then(|vm| self.find(&vm).ok());
-            let sent = slot.is_some_and(|slot| {
-                let record = slot.record();
-                record.is_some_and(|record| record.departure.is_some())
+            let entry = vm.ok().and_then(|vm| self.find(&vm).ok());
+            let sent = entry.is_some_and(|entry| {
+                let record = entry.record();
+                record.is_some_and(|record| record.outgoing.is_some())
             });
             if operation.kind != OperationKind::Migration || !sent {
                 self.end_operation(&operation.id, &Err(interrupted()));
@@ -141,17 +141,17 @@ impl Machines {
     }
 
     /// Ends the migration of a VM whose process is gone.
-    pub(super) fn process_gone(&self, slot: &Slot) {
-        let vm = slot.name();
+    pub(super) fn process_gone(&self, entry: &VmEntry) {
+        let vm = entry.name();
         let Some(id) = self.operations.migration_of(vm) else {
             return;
         };
         // A VM that another node has leaves no record here.
-        let end = slot.record().map_or(Ok(None), |record| {
-            if let Some(departure) = record.may_be_elsewhere() {
-                let (reason, remedy) = (departure.reason(), remedy(vm.as_str()));
+        let end = entry.record().map_or(Ok(None), |record| {
+            if let Some(outgoing) = record.migration_unknown() {
+                let (reason, remedy) = (outgoing.reason(), remedy(vm.as_str()));
                 let message = format!("the location of {vm} is unknown: {reason}; {remedy}");
-                return Err(Error::conflict("may_be_elsewhere", message));
+                return Err(Error::conflict("migration_unknown", message));
             }
             match record.last_end {
                 Some(end) if end.reason == EndReason::Moved => Ok(None),
@@ -182,17 +182,17 @@ impl Machines {
     /// the VM's lock.
     pub(super) fn send_as_operation(
         &self,
-        slot: &Slot,
+        entry: &VmEntry,
         by: Requested,
-        send: impl FnOnce() -> Result<Passed, Error>,
+        send: impl FnOnce() -> Result<ProxiedResponse, Error>,
     ) -> Result<Sent, Error> {
-        let vm = slot.name();
+        let vm = entry.name();
         if self.operations.migration_of(vm).is_some() {
             // The result of the previous migration is available only until this one begins.
-            self.look_for_guest(slot);
+            self.query_migration(entry);
         }
         let sent = send();
-        slot.migration.notify_one();
+        entry.migration.notify_one();
         let sent = sent?;
         if sent.status != StatusCode::ACCEPTED {
             return Ok(Sent::Answered(sent));
@@ -205,10 +205,10 @@ impl Machines {
     }
 
     /// The last report of a VM that left this node about its migration.
-    pub(crate) fn last_departure(&self, vm: &VmName) -> Option<MigrationStatus> {
-        let record = self.find(vm).ok().and_then(|slot| slot.record());
+    pub(crate) fn last_outgoing(&self, vm: &VmName) -> Option<MigrationStatus> {
+        let record = self.find(vm).ok().and_then(|entry| entry.record());
         let left = record.is_none_or(|record| {
-            let moved = record.departure.is_some_and(|departure| departure.moved);
+            let moved = record.outgoing.is_some_and(|outgoing| outgoing.moved);
             let end = record.last_end.map(|end| end.reason);
             moved || end == Some(EndReason::Moved)
         });
@@ -313,7 +313,7 @@ impl Machines {
         by: Requested,
     ) -> Result<Operation, Error> {
         spec.check(vm)?;
-        let record = self.find(vm).ok().and_then(|slot| slot.record());
+        let record = self.find(vm).ok().and_then(|entry| entry.record());
         condition.check(vm, record.as_ref())?;
         self.operations.check_room()?;
         let (machines, name) = (self.clone(), vm.clone());

@@ -9,7 +9,7 @@ use vdpa_mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
 use vdpa_mgmt::sriov::Rates;
 
 use super::watch::Watch;
-use crate::commands::words;
+use crate::commands::parse;
 use crate::plan;
 
 /// Create a vDPA device on a NIC, and print /dev/vhost-vdpa-N
@@ -124,11 +124,11 @@ enum KindWord {
 }
 
 fn mac(value: &str) -> Result<[u8; 6], Error> {
-    words::mac("--mac", value)
+    parse::mac("--mac", value)
 }
 
 fn mask(value: &str) -> Result<u64, Error> {
-    words::mask("--device-features", value)
+    parse::mask("--device-features", value)
 }
 
 impl Arguments {

@@ -240,7 +240,7 @@ fn ask(node: &Node, at: &str, wanted: &impl Serialize) -> Result<MigrationTrial,
 #[cfg(test)]
 mod tests {
     use bellhop_common::client::Remote;
-    use bellhop_common::client::made_up::{self, MadeUp};
+    use bellhop_common::client::fake::{self, FakeDaemon};
     use clap::Parser as _;
     use serde_json::{Value, json};
 
@@ -252,18 +252,18 @@ mod tests {
         arguments: Arguments,
     }
 
-    fn ran(words: &[&str], made_up: &MadeUp) -> Result<Code, Error> {
+    fn ran(words: &[&str], fake: &FakeDaemon) -> Result<Code, Error> {
         let line = ["x", "--to", "https://b:1"];
         let arguments = Line::try_parse_from(line.iter().chain(words))
             .unwrap()
             .arguments;
         let here = Remote::local().address;
-        execute(&arguments, &here, &made_up.node(), Format::default())
+        execute(&arguments, &here, &fake.node(), Format::default())
     }
 
     fn vms() -> Value {
         let vm = |name: &str, phase: &str| {
-            made_up::vm(&json!({ "name": name, "status": { "phase": phase } }))
+            fake::vm(&json!({ "name": name, "status": { "phase": phase } }))
         };
         json!({ "items": [vm("a", "Running"), vm("b", "Stopped"), vm("c", "Paused")] })
     }
@@ -282,15 +282,15 @@ mod tests {
     fn a_vm_that_stays_does_not_keep_the_others() {
         let failed =
             json!({ "error": { "code": "not_moved", "message": "it stays", "status": 502 } });
-        let made_up = MadeUp::default()
+        let fake = FakeDaemon::default()
             .answer(204, &Value::Null)
             .answer(200, &vms())
             .answer(202, &migration("running", &json!({})))
             .answer(200, &migration("failed", &failed))
             .answer(202, &migration("running", &json!({})))
             .answer(200, &migration("done", &json!({})));
-        assert_eq!(ran(&["-l", "env"], &made_up).unwrap(), Code::Failed);
-        let asked = made_up.asked();
+        assert_eq!(ran(&["-l", "env"], &fake).unwrap(), Code::Failed);
+        let asked = fake.asked();
         assert_eq!(asked[0], "PUT /v1/cordon");
         assert_eq!(asked[1], "GET /v1/vms?label=env");
         let to = r#"/migration {"send":{"destination":"https://b:1""#;
@@ -313,15 +313,12 @@ mod tests {
                 "obstacles": if movable { json!([]) } else { obstacles } })
         };
         for (movable, code) in [(true, Code::Success), (false, Code::Failed)] {
-            let made_up = MadeUp::default()
+            let fake = FakeDaemon::default()
                 .answer(200, &vms())
                 .answer(200, &trial(true))
                 .answer(200, &trial(movable));
-            assert_eq!(
-                ran(&["--dry-run", "--parallel", "2"], &made_up).unwrap(),
-                code
-            );
-            let asked = made_up.asked();
+            assert_eq!(ran(&["--dry-run", "--parallel", "2"], &fake).unwrap(), code);
+            let asked = fake.asked();
             assert_eq!(asked.len(), 3, "{asked:?}");
             let trials = asked.iter().skip(1);
             assert!(trials.clone().all(|one| one.contains(r#""dry_run":true"#)));
@@ -338,22 +335,22 @@ mod tests {
             ("node:/run/b/node.socket", "node:/run/b/node.socket"),
         ] {
             let trial = json!({ "destination": node, "movable": true, "obstacles": [] });
-            let made_up = MadeUp::default()
+            let fake = FakeDaemon::default()
                 .answer(200, &vms())
                 .answer(200, &trial)
                 .answer(200, &trial);
             let line = ["x", "--dry-run", "--to", to];
             let arguments = Line::try_parse_from(line).unwrap().arguments;
             let here = Remote::local().address;
-            execute(&arguments, &here, &made_up.node(), Format::default()).unwrap();
+            execute(&arguments, &here, &fake.node(), Format::default()).unwrap();
             let wanted = format!(r#""destination":"{node}""#);
-            assert!(made_up.asked()[1].contains(&wanted), "{to}");
+            assert!(fake.asked()[1].contains(&wanted), "{to}");
             // Nothing is asked of a daemon that cannot reach it.
             if to == "local" {
                 let far = "https://b:1".parse().unwrap();
-                let made_up = MadeUp::default();
-                execute(&arguments, &far, &made_up.node(), Format::default()).unwrap_err();
-                assert!(made_up.asked().is_empty());
+                let fake = FakeDaemon::default();
+                execute(&arguments, &far, &fake.node(), Format::default()).unwrap_err();
+                assert!(fake.asked().is_empty());
             }
         }
         for bad in ["tcp:b:7444", "unix:/run/b.move", "http://b:1", ""] {

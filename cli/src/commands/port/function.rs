@@ -4,7 +4,7 @@ use bellhop_common::error::Error;
 use vdpa_mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState, Rate};
 
 use super::{find, rate};
-use crate::commands::words::{self, Words};
+use crate::commands::parse::{self, Words};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
@@ -78,20 +78,20 @@ fn settings(words: &[String]) -> Result<FunctionSettings, Error> {
         "max_io_eqs",
     ];
     let words = Words::parse(words, &known)?;
-    let state = words::one_of([
+    let state = parse::one_of([
         ("active", FunctionState::Active),
         ("inactive", FunctionState::Inactive),
     ]);
-    let switch = words::one_of([("enable", true), ("disable", false)]);
+    let switch = parse::one_of([("enable", true), ("disable", false)]);
     Ok(FunctionSettings {
-        hw_addr: words.take("hw_addr", words::mac)?,
+        hw_addr: words.take("hw_addr", parse::mac)?,
         capabilities: Capabilities {
             roce: words.take("roce", &switch)?,
             migratable: words.take("migratable", &switch)?,
             ipsec_crypto: words.take("ipsec_crypto", &switch)?,
             ipsec_packet: words.take("ipsec_packet", &switch)?,
         },
-        max_io_eqs: words.take("max_io_eqs", words::number)?,
+        max_io_eqs: words.take("max_io_eqs", parse::number)?,
         state: words.take("state", state)?,
     })
 }

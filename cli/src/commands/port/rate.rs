@@ -4,7 +4,7 @@ use bellhop_common::error::Error;
 use vdpa_mgmt::devlink::{Devlink, NodeName, Rate, RateObject, RateParent, RateSettings};
 
 use super::by_interface;
-use crate::commands::words::{self, Words};
+use crate::commands::parse::{self, Words};
 
 /// The help text that both have in common, then an example.
 macro_rules! help {
@@ -137,16 +137,16 @@ fn settings(words: &[String]) -> Result<RateSettings, Error> {
         .collect();
     let known = ["tx_share", "tx_max", "tx_priority", "tx_weight", "parent"];
     let words = Words::parse(&pairs, &known)?;
-    let parent = match (words.take("parent", words::text)?, noparent) {
+    let parent = match (words.take("parent", parse::text)?, noparent) {
         (parent, 0) => parent.map(RateParent::Node),
         (None, 1) => Some(RateParent::None),
-        _ => return Err(words::twice("parent or noparent")),
+        _ => return Err(parse::twice("parent or noparent")),
     };
     Ok(RateSettings {
         tx_share: words.take("tx_share", bytes_per_second)?,
         tx_max: words.take("tx_max", bytes_per_second)?,
-        tx_priority: words.take("tx_priority", words::number)?,
-        tx_weight: words.take("tx_weight", words::number)?,
+        tx_priority: words.take("tx_priority", parse::number)?,
+        tx_weight: words.take("tx_weight", parse::number)?,
         parent,
     })
 }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_is_given_or_taken_away() {
+    fn a_parent_is_set_or_cleared() {
         let read = |text: &str| {
             let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
             settings(&words).map(|settings| settings.parent)

@@ -178,9 +178,9 @@ impl Taken {
     }
 
     /// Completes the hand-over: the VM runs here. KVM destroys the former VM in the background.
-    pub(super) fn goes_on(self) {
+    pub(super) fn resume(self) {
         let vm = self.files.vm;
-        let closing = Builder::new().name("former-vm".to_owned());
+        let closing = Builder::new().name("vm-teardown".to_owned());
         if let Err(error) = closing.spawn(move || drop(vm)) {
             tracing::debug!(%error, "closed the former KVM VM without a thread");
         }

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_inherited_is_taken() {
+    fn only_inherited_descriptors_are_taken() {
         let own = File::open("/dev/null").unwrap();
         let number = own.as_raw_fd();
         for (devices, words) in [
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_inherited_is_taken_once_and_closed_if_it_is_no_device() {
+    fn inherited_descriptors_are_taken_once_and_closed_if_unusable() {
         let inherited = File::open("/dev/null").unwrap();
         rustix::io::fcntl_setfd(&inherited, FdFlags::empty()).unwrap();
         let number = inherited.into_raw_fd();

@@ -1,6 +1,6 @@
 //! Pictures of fake nodes.
 
-use bellhop_common::client::made_up::{self, MadeUp};
+use bellhop_common::client::fake::{self, FakeDaemon};
 use serde_json::{Value, json};
 
 use super::picture::{fitted, lines, text};
@@ -19,9 +19,9 @@ fn vms() -> Value {
         "character_device": "/dev/vhost-vdpa-0"});
     let alarm = json!({"device": "net0", "queue": 1, "alarm": "Stuck"});
     json!({"items": [
-        made_up::vm(&json!({"name": "db", "spec": {"state": "Stopped"},
+        fake::vm(&json!({"name": "db", "spec": {"state": "Stopped"},
             "status": {"phase": "Stopped", "pid": null}})),
-        made_up::vm(&json!({
+        fake::vm(&json!({
             "spec": {"nics": [nic], "cpus": 2, "memory": {"size": "1G"}},
             "status": {"nic_devices": [devices], "alarms": [alarm], "uptime_s": 65},
         })),
@@ -59,35 +59,35 @@ EVENTS
 2026-11-21T21:45:00Z  /v1/vms/web  created  a?b
 ";
 
-fn made_up() -> MadeUp {
-    MadeUp::default()
+fn fake() -> FakeDaemon {
+    FakeDaemon::default()
         .answer(200, &vms())
         .answer(200, &operations())
         .answer(200, &json!(METRICS))
 }
 
 fn snapshot() -> Snapshot {
-    Source::new(&made_up().node()).snapshot(None).unwrap()
+    Source::new(&fake().node()).snapshot(None).unwrap()
 }
 
 #[test]
 fn the_whole_picture_is_text_without_a_terminal() {
-    let made_up = made_up().answer(200, &json!(EVENT));
-    assert_eq!(once(&made_up.node()).unwrap(), PICTURE);
+    let fake = fake().answer(200, &json!(EVENT));
+    assert_eq!(once(&fake.node()).unwrap(), PICTURE);
     let asked = [
         "GET /v1/vms",
         "GET /v1/operations",
         "GET /v1/metrics",
         "GET /v1/events?since=0&follow=false",
     ];
-    assert_eq!(made_up.asked(), asked);
+    assert_eq!(fake.asked(), asked);
     // An empty node.
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(200, &json!({"items": []}))
         .answer(200, &json!({"items": []}))
         .answer(200, &json!(""))
         .answer(200, &json!("retry: 1000\n\n"));
-    assert_eq!(once(&made_up.node()).unwrap(), "VMs: 0, running: 0\n");
+    assert_eq!(once(&fake.node()).unwrap(), "VMs: 0, running: 0\n");
 }
 
 fn style_of(lines: &[Line], begin: &str) -> Style {
@@ -142,8 +142,8 @@ fn details_have_the_queues_of_a_machine() {
             "kick": "Doorbell"}],
     }});
     let vm = vms()["items"][1].clone();
-    let made_up = made_up().answer(200, &vm).answer(200, &nic);
-    let snapshot = Source::new(&made_up.node()).snapshot(Some("web")).unwrap();
+    let fake = fake().answer(200, &vm).answer(200, &nic);
+    let snapshot = Source::new(&fake.node()).snapshot(Some("web")).unwrap();
     let view = View {
         open: Some("web".to_owned()),
         ..View::default()

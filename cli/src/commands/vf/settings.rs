@@ -3,7 +3,7 @@
 use bellhop_common::error::Error;
 use vdpa_mgmt::sriov::{LinkState, Links, Rates, Setting, Vlan, VlanProtocol};
 
-use crate::commands::words::{self, Words, choice};
+use crate::commands::parse::{self, Words, choice};
 
 pub(super) const HELP: &str = "\
 Words:
@@ -46,32 +46,32 @@ pub(super) fn read(
     let words = Words::parse(words, &WORDS)?;
     let mut settings = Vec::new();
     settings.extend(words.take("mac", mac)?.map(Setting::Mac));
-    let qos = words.take("qos", words::number)?;
+    let qos = words.take("qos", parse::number)?;
     let protocol = words.take("proto", protocol)?;
-    match words.take("vlan", words::number)? {
+    match words.take("vlan", parse::number)? {
         Some(id) => settings.push(Setting::Vlan(Vlan::new(
             id,
             qos.unwrap_or_default(),
             protocol.unwrap_or(VlanProtocol::Dot1Q),
         )?)),
         None if qos.is_some() || protocol.is_some() => {
-            return Err(words::missing("vlan"));
+            return Err(parse::missing("vlan"));
         }
         None => {}
     }
-    let on_or_off = words::one_of([("on", true), ("off", false)]);
+    let on_or_off = parse::one_of([("on", true), ("off", false)]);
     let spoof_check = words.take("spoofchk", &on_or_off)?.map(Setting::SpoofCheck);
-    let link_state = words::one_of([
+    let link_state = parse::one_of([
         ("auto", LinkState::Auto),
         ("enable", LinkState::Enable),
         ("disable", LinkState::Disable),
     ]);
     let link_state = words.take("state", link_state)?.map(Setting::LinkState);
     let trust = words.take("trust", on_or_off)?.map(Setting::Trust);
-    let min = words.take("min_tx_rate", words::number)?;
-    let max = words.take("max_tx_rate", words::number)?;
-    let max = match (words.take("rate", words::number)?, max) {
-        (Some(_), Some(_)) => return Err(words::twice("rate")),
+    let min = words.take("min_tx_rate", parse::number)?;
+    let max = words.take("max_tx_rate", parse::number)?;
+    let max = match (words.take("rate", parse::number)?, max) {
+        (Some(_), Some(_)) => return Err(parse::twice("rate")),
         (rate, max) => rate.or(max),
     };
     // Last, because it may query the kernel.
@@ -104,7 +104,7 @@ pub(super) fn rates_now(
 fn mac(word: &'static str, value: &str) -> Result<[u8; 6], Error> {
     match value {
         "00:00:00:00:00:00" => Ok([0; 6]),
-        _ => words::mac(word, value),
+        _ => parse::mac(word, value),
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_said() {
+    fn invalid_words_are_reported() {
         for (text, words) in [
             ("qos 3", "vlan is missing"),
             ("vlan 0 qos 3", "need a VLAN"),

@@ -102,11 +102,11 @@ Keys of --nic, and of [[nics]] in a file:
   virtual_functions=N          with from: how many to create if the NIC has none
   mac=MAC          the address that the guest sees
   doorbell=auto|on|off         whether kicks reach the device without an exit
-  rescue=on|off                if a queue hangs, kick it and interrupt its driver once
-  failover=NIC     with from: a backup device, created like the first; it takes over, once, if the
+  stall_kick=on|off                if a queue hangs, kick it and interrupt its driver once
+  backup=NIC     with from: a backup device, created like the first; it takes over, once, if the
                    first one reports that it needs a reset
-  failover=/dev/vhost-vdpa-N   or an existing vDPA device as the backup. In a file: failover.from,
-                   failover.path or failover.device = NAME
+  backup=/dev/vhost-vdpa-N   or an existing vDPA device as the backup. In a file: backup.from,
+                   backup.path or backup.device = NAME
 
 In a file, keys are the options' names with _ for -; --nic and --disk are [[nics]] and [[disks]].
 A file also has name, state = \"Running\" or \"Stopped\", restart, [labels] and [annotations]. Paths

@@ -111,18 +111,18 @@ fn run(editor: &str, file: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up::{self, MadeUp};
+    use bellhop_common::client::fake::{self, FakeDaemon};
     use serde_json::json;
 
     use super::super::tests::format;
     use super::*;
 
-    fn daemon(status: u16, answer: &Value) -> MadeUp {
+    fn daemon(status: u16, answer: &Value) -> FakeDaemon {
         let spec = json!({"kernel": "/k", "cpus": 2, "memory": {"size": "1G"}, "state": "Stopped",
             "disks": [{"path": "/d", "id": "disk0"}]});
         let vm = json!({"name": "web", "generation": 7, "labels": {"a/b": "c"},
             "annotations": {}, "spec": spec, "status": {"phase": "Stopped"}});
-        MadeUp::default()
+        FakeDaemon::default()
             .answer_with(200, &[("etag", "\"g7\"")], &vm)
             .answer(status, answer)
     }
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn the_edited_text_becomes_a_patch_for_the_generation_that_was_read() {
         let directory = directory("patch");
-        let none = json!({"vm": made_up::vm(&json!({})), "changes": []});
+        let none = json!({"vm": fake::vm(&json!({})), "changes": []});
         for (editor, patch) in [
             ("sed -i s/1G/2G/", r#"{"spec":{"memory":{"size":"2G"}}}"#),
             ("sed -i /cpus/d", r#"{"spec":{"cpus":null}}"#),
@@ -149,11 +149,11 @@ mod tests {
             ),
             ("true", "{}"),
         ] {
-            let made_up = daemon(200, &none);
-            let code = edit("web", editor, &directory, &made_up.node(), format(&["-j"]));
+            let fake = daemon(200, &none);
+            let code = edit("web", editor, &directory, &fake.node(), format(&["-j"]));
             assert_eq!(code.unwrap(), Code::Success);
             let asked = format!("PATCH /v1/vms/web if-match: \"g7\" {patch}");
-            assert_eq!(made_up.asked(), ["GET /v1/vms/web", &asked]);
+            assert_eq!(fake.asked(), ["GET /v1/vms/web", &asked]);
         }
         // Fails if a file is left.
         fs::remove_dir(&directory).unwrap();
@@ -163,14 +163,14 @@ mod tests {
     fn what_fails_changes_nothing_and_keeps_the_text() {
         let directory = directory("refused");
         for editor in ["false", "printf 'cpus =' >"] {
-            let made_up = daemon(200, &Value::Null);
-            let code = edit("web", editor, &directory, &made_up.node(), format(&[]));
+            let fake = daemon(200, &Value::Null);
+            let code = edit("web", editor, &directory, &fake.node(), format(&[]));
             assert_ne!(code.unwrap(), Code::Success, "{editor}");
-            assert_eq!(made_up.asked().len(), 1);
+            assert_eq!(fake.asked().len(), 1);
         }
         let refused = json!({"code": "generation_conflict", "message": "no"});
-        let made_up = daemon(412, &refused);
-        let code = edit("web", "true", &directory, &made_up.node(), format(&[]));
+        let fake = daemon(412, &refused);
+        let code = edit("web", "true", &directory, &fake.node(), format(&[]));
         assert_eq!(code.unwrap(), Code::Conflict);
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 3);
         fs::remove_dir_all(&directory).unwrap();

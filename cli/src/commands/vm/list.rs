@@ -21,7 +21,7 @@ use super::view::{health, mac, uptime};
 Columns:
   STATE   Creating, Starting, Running, Paused, Stopped, Deleting; Receiving: it arrives from another
           node (`bellhop vm migration cancel NAME` cancels that); Unknown: its process does not
-          answer; MayBeElsewhere: its process ended during a migration (`bellhop vm show NAME` has
+          answer; MigrationUnknown: its process ended during a migration (`bellhop vm show NAME` has
           the remedy)
   PID     its process
   MEMORY  the guest's

@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_how_far_it_is() {
+    fn a_line_shows_the_progress() {
         let status = status();
         let text = line("web", &status);
         for part in [
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_and_processes_that_wait_are_told_apart() {
+    fn nodes_and_waiting_processes_are_distinguished() {
         let node: Destination = "https://node2:8443".parse().unwrap();
         assert_eq!(node, Destination::Node("https://node2:8443".to_owned()));
         let socket: Destination = "node:/run/b/node.socket".parse().unwrap();
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_says_nonsense_draws_no_nonsense() {
+    fn nonsense_from_a_daemon_is_not_drawn() {
         let mut status = status();
         status.left_bytes = u64::MAX;
         assert!(line("web", &status).contains("[......"));

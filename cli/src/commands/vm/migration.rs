@@ -1,6 +1,6 @@
 //! `bellhop vm migration`: the last migration of a VM, in progress or ended.
 
-use bellhop_api::machine::{MigrationPhase, MigrationStatus, Place, SettleRequest};
+use bellhop_api::machine::{MigrationPhase, MigrationStatus, Place, ResolveRequest};
 use bellhop_common::client::{MAKING, Node};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -14,7 +14,7 @@ use super::read;
 use crate::commands::operation;
 use crate::confirm::Confirmation;
 
-/// Show, follow, cancel or settle the migration of a VM
+/// Show, follow, cancel or resolve the migration of a VM
 ///
 /// `bellhop vm migrate` starts one.
 #[derive(Debug, clap::Args)]
@@ -23,7 +23,7 @@ Examples:
   bellhop vm migration show web
   bellhop vm migration watch web
   bellhop vm migration cancel web
-  bellhop vm migration settle web there")]
+  bellhop vm migration resolve web there")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -61,14 +61,17 @@ Examples:
     ///
     /// If the connection breaks during the handover, the guest stays paused on both hosts. If the
     /// process ended before it reported the outcome, the VM stays stopped.
-    #[command(after_long_help = "\
+    #[command(
+        alias = "settle",
+        after_long_help = "\
 Check the destination first: the daemon cannot check the answer. The same guest on both hosts
 corrupts its disks.
 
 Examples:
-  bellhop vm migration settle web here        the destination does not have it
-  bellhop vm migration settle web there       it runs there; the VM here ends")]
-    Settle {
+  bellhop vm migration resolve web here        the destination does not have it
+  bellhop vm migration resolve web there       it runs there; the VM here ends"
+    )]
+    Resolve {
         #[command(flatten)]
         vm: Vm,
         /// The host that has the guest
@@ -111,12 +114,12 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             node.change(Method::DELETE, &at(name))?;
             format.print_done(&json!({ "name": name, "cancelled": true }))
         }
-        Command::Settle {
+        Command::Resolve {
             vm: Vm { name },
             place,
             confirmation,
         } => {
-            let settle = match place {
+            let resolve = match place {
                 PlaceWord::Here => {
                     confirmation.ask(format!(
                         "Keep the guest of {name} here? A second guest elsewhere corrupts its \
@@ -132,8 +135,13 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
                     Place::There
                 }
             };
-            node.send(Method::PATCH, &at(name), &SettleRequest { settle }, MAKING)?;
-            format.print_done(&json!({ "name": name, "settled": settle }))
+            node.send(
+                Method::PATCH,
+                &at(name),
+                &ResolveRequest { resolve },
+                MAKING,
+            )?;
+            format.print_done(&json!({ "name": name, "resolved": resolve }))
         }
     }
 }

@@ -83,7 +83,7 @@ pub(crate) fn remove(
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up::MadeUp;
+    use bellhop_common::client::fake::FakeDaemon;
     use serde_json::json;
 
     use super::*;
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn a_guest_is_waited_for() {
         let (of, format) = (["web", "disks", "data"], Format::default());
-        let gone = MadeUp::default().answer(204, &Value::Null);
+        let gone = FakeDaemon::default().answer(204, &Value::Null);
         assert_eq!(
             remove(&gone.node(), of, GUEST, format).unwrap(),
             Code::Success
@@ -101,7 +101,7 @@ mod tests {
         let disk = json!({ "id": "data", "state": "UnplugRequested" });
         for (status, code) in [(404, "no_such_device"), (409, "not_running")] {
             let refusal = json!({ "code": code, "message": "it has none" });
-            let asked = MadeUp::default()
+            let asked = FakeDaemon::default()
                 .answer(202, &disk)
                 .answer(200, &disk)
                 .answer(status, &refusal);
@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(asked.asked()[2], "GET /v1/vms/web/disks/data");
         }
 
-        let deaf = MadeUp::default().answer(202, &disk).answer(200, &disk);
+        let deaf = FakeDaemon::default().answer(202, &disk).answer(200, &disk);
         let error = remove(&deaf.node(), of, Duration::ZERO, format).unwrap_err();
         assert_eq!(error.code(), Code::TimedOut);
     }

@@ -88,7 +88,7 @@ fn tree(all: &All) -> Branch {
     let (view, status) = (&all.view, &all.view.status);
     let mut children = Vec::new();
     children.push(Branch::new(process(view)));
-    if let Some(departure) = &status.may_be_elsewhere {
+    if let Some(departure) = &status.migration_unknown {
         let remedy = Branch::new(departure.remedy.clone());
         children.push(Branch::new(departure.reason.clone()).with(vec![remedy]));
     }
@@ -182,7 +182,7 @@ fn nic_branch(vm: &Vm, nic: &VmNicDevice, details: &Value) -> Branch {
     }
     if nic.failed_over {
         text.push_str(", its backup: its own device has failed");
-    } else if let Some(backup) = &nic.backup {
+    } else if let Some(backup) = &nic.backup_device {
         text.push_str(&format!(", backup {}", backup.display()));
     }
     if let Some(address) = word(details, "address") {
@@ -253,7 +253,7 @@ fn queue_line(queue: &Value) -> String {
     }
     for (key, what) in [
         ("stuck_for_s", "s without progress"),
-        ("rescues", "rescues"),
+        ("stall_kicks", "stall kicks"),
     ] {
         if let Some(value) = watch
             .get(key)

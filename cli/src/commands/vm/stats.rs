@@ -18,7 +18,7 @@ Columns:
   STATE      the state that the ring watch reports (`ring_watch`); - without it
   IN_FLIGHT  buffers that the device has
   POSTED_PER_S, COMPLETED_PER_S  buffers per second, by the driver and by the device
-  POSTED, COMPLETED, STUCK_FOR_S, RESCUES  with -o wide: all buffers so far, seconds without
+  POSTED, COMPLETED, STUCK_FOR_S, STALL_KICKS  with -o wide: all buffers so far, seconds without
              progress, and how often Bellhop kicked the queue because of that
 
 Examples:
@@ -77,7 +77,7 @@ fn table(queues: &[Queue]) -> Table {
             of(watch.map(|watch| watch.posted)),
             of(watch.map(|watch| watch.completed)),
             of(watch.map(|watch| watch.stuck_for_s)),
-            of(watch.map(|watch| watch.rescues)),
+            of(watch.map(|watch| watch.stall_kicks)),
         ]
     });
     let heading = [
@@ -91,23 +91,24 @@ fn table(queues: &[Queue]) -> Table {
         "POSTED",
         "COMPLETED",
         "STUCK_FOR_S",
-        "RESCUES",
+        "STALL_KICKS",
     ];
     Table::new(heading, rows).with_wide(4)
 }
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up::{self, MadeUp};
+    use bellhop_common::client::fake::{self, FakeDaemon};
     use serde_json::json;
 
     use super::*;
 
     #[test]
     fn queues_in_use_have_a_line_each() {
-        let vm = made_up::vm(&json!({"status": {"nic_devices": [{"id": "net0"}]}}));
+        let vm = fake::vm(&json!({"status": {"nic_devices": [{"id": "net0"}]}}));
         let watch = json!({"state": "Moving", "in_flight": 3, "posted_per_s": 10,
-            "completed_per_s": 11, "stuck_for_s": 0, "rescues": 1, "posted": 100, "completed": 97});
+            "completed_per_s": 11, "stuck_for_s": 0, "stall_kicks": 1,
+            "posted": 100, "completed": 97});
         let queue = |index: u16, enabled: bool, watch| {
             json!({"index": index, "size": 256, "max_size": 256, "enabled": enabled,
                    "kick": "Doorbell", "watch": watch})
@@ -116,8 +117,8 @@ mod tests {
             "device": {"status": 15, "driver_ok": true, "broken": false, "features_offered": [],
                 "queues": [queue(0, true, watch), queue(1, true, json!(null)),
                            queue(2, false, json!(null))]}});
-        let made_up = MadeUp::default().answer(200, &vm).answer(200, &nic);
-        let queues = look("web", &made_up.node()).unwrap();
+        let fake = FakeDaemon::default().answer(200, &vm).answer(200, &nic);
+        let queues = look("web", &fake.node()).unwrap();
         let wanted = "\
 net0  0  doorbell  Moving  3  10  11  100  97  0  1
 net0  1  doorbell  -       -  -   -   -    -   -  -

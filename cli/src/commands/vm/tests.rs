@@ -7,7 +7,7 @@ mod terminal;
 use std::time::Duration;
 
 use bellhop_api::node::Vm;
-use bellhop_common::client::made_up::{self, MadeUp};
+use bellhop_common::client::fake::{self, FakeDaemon};
 use clap::Parser;
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ fn parse<T: clap::Args>(words: &[&str]) -> Result<T, clap::Error> {
 }
 
 fn running(pid: u32) -> Value {
-    made_up::vm(&json!({
+    fake::vm(&json!({
         "spec": {
             "cpus": 2, "memory": {"size": "1G"},
             "nics": [{"id": "net0", "from": "pci/0000:01:00.0", "mac": "52:54:00:12:34:56"}],
@@ -47,7 +47,7 @@ fn running(pid: u32) -> Value {
 }
 
 fn stopped() -> Value {
-    made_up::vm(&json!({
+    fake::vm(&json!({
         "spec": {"state": "Stopped"}, "status": {"phase": "Stopped", "pid": null},
     }))
 }
@@ -68,10 +68,10 @@ fn web() -> Vec<String> {
 }
 
 /// A daemon that refuses its only request.
-fn refuses(code: &str) -> MadeUp {
+fn refuses(code: &str) -> FakeDaemon {
     let body = json!({"code": code, "message": "no", "causes": [], "request_id": "1",
         "hint": "a request"});
-    MadeUp::default().answer(409, &body)
+    FakeDaemon::default().answer(409, &body)
 }
 
 #[test]
@@ -91,11 +91,11 @@ fn a_stop_is_one_request_which_waits_for_the_guest() {
         ),
     ] {
         let arguments = parse::<stop::Arguments>(&words).unwrap();
-        let made_up = MadeUp::default().answer(200, &stopped());
+        let fake = FakeDaemon::default().answer(200, &stopped());
         let code =
-            stop::execute(&arguments, &web(), &made_up.node(), format(&["-o", "json"])).unwrap();
+            stop::execute(&arguments, &web(), &fake.node(), format(&["-o", "json"])).unwrap();
         assert_eq!(code, Code::Success);
-        assert_eq!(made_up.asked(), [format!("PUT /v1/vms/web/state {body}")]);
+        assert_eq!(fake.asked(), [format!("PUT /v1/vms/web/state {body}")]);
     }
     for wrong in ["--timeout=0", "--time-limit=86401"] {
         assert!(parse::<stop::Arguments>(&["web", wrong]).is_err());
@@ -103,15 +103,15 @@ fn a_stop_is_one_request_which_waits_for_the_guest() {
 }
 
 #[test]
-fn a_guest_that_does_not_power_off_is_said_to_run_on() {
+fn a_guest_that_does_not_power_off_is_reported_as_running() {
     let arguments = parse::<stop::Arguments>(&["web"]).unwrap();
     for (code, ends, words) in [
         ("still_runs", Code::TimedOut, "vm stop --force web"),
         ("paused", Code::Conflict, "vm resume web"),
         ("arriving", Code::Conflict, "a request"),
     ] {
-        let made_up = refuses(code);
-        let error = stop::execute(&arguments, &web(), &made_up.node(), format(&[])).unwrap_err();
+        let fake = refuses(code);
+        let error = stop::execute(&arguments, &web(), &fake.node(), format(&[])).unwrap_err();
         assert_eq!(error.code(), ends);
         let hint = error.refusal().unwrap().hint().unwrap();
         assert!(hint.contains(words), "{hint}");
@@ -120,17 +120,17 @@ fn a_guest_that_does_not_power_off_is_said_to_run_on() {
 
 #[test]
 fn a_state_is_waited_for_from_before_the_first_look_on() {
-    let starting = made_up::vm(&json!({"status": {"phase": "Starting", "pid": null}}));
+    let starting = fake::vm(&json!({"status": {"phase": "Starting", "pid": null}}));
     let event = json!("id: 8\ndata: {\"generation\":8}\n\n");
     let arguments = parse::<wait::Arguments>(&["web", "--for", "running"]).unwrap();
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(200, &event)
         .answer(200, &starting)
         .answer(200, &running(7));
-    let code = wait::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+    let code = wait::execute(&arguments, &fake.node(), format(&[])).unwrap();
     assert_eq!(code, Code::Success);
     let look = "GET /v1/vms/web";
-    assert_eq!(made_up.asked(), ["GET /v1/events?vm=web", look, look]);
+    assert_eq!(fake.asked(), ["GET /v1/events?vm=web", look, look]);
 
     // Deletes a VM that does not exist, and never any other.
     let gone = json!({"code": "no_such_vm", "message": "no"});
@@ -139,8 +139,8 @@ fn a_state_is_waited_for_from_before_the_first_look_on() {
         ("stopped", Err(Code::NotThere)),
     ] {
         let arguments = parse::<wait::Arguments>(&["web", "--for", condition]).unwrap();
-        let made_up = MadeUp::default().answer(200, &event).answer(404, &gone);
-        let code = wait::execute(&arguments, &made_up.node(), format(&[]));
+        let fake = FakeDaemon::default().answer(200, &event).answer(404, &gone);
+        let code = wait::execute(&arguments, &fake.node(), format(&[]));
         assert_eq!(code.map_err(|error| error.code()), wanted);
     }
     assert!(parse::<wait::Arguments>(&["web"]).is_err());
@@ -153,29 +153,29 @@ fn nics_are_ready_when_their_drivers_run() {
             "status": 15, "driver_ok": driver_ok, "broken": false, "features_offered": [],
             "queues": []}})
     };
-    let wait = |words: &[&str], made_up: &MadeUp| {
+    let wait = |words: &[&str], fake: &FakeDaemon| {
         let words = [&["web", "--for", "nic-ready"][..], words].concat();
         let arguments = parse::<wait::Arguments>(&words).unwrap();
-        wait::execute(&arguments, &made_up.node(), format(&["-j"]))
+        wait::execute(&arguments, &fake.node(), format(&["-j"]))
     };
     let event = json!("id: 8\ndata: {\"generation\":8}\n\n");
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(200, &event)
         .answer(200, &running(7))
         .answer(200, &nic(false))
         .answer(200, &running(7))
         .answer(200, &nic(true));
-    assert_eq!(wait(&[], &made_up).unwrap(), Code::Success);
-    assert_eq!(made_up.asked()[2], "GET /v1/vms/web/nics/net0");
+    assert_eq!(wait(&[], &fake).unwrap(), Code::Success);
+    assert_eq!(fake.asked()[2], "GET /v1/vms/web/nics/net0");
     // With a limit of zero there is one query.
-    let made_up = MadeUp::default().answer(200, &stopped());
-    let error = wait(&["--timeout=0"], &made_up).unwrap_err();
+    let fake = FakeDaemon::default().answer(200, &stopped());
+    let error = wait(&["--timeout=0"], &fake).unwrap_err();
     assert!(error.to_string().contains("no NICs"), "{error}");
     let not_running = json!({"code": "not_running", "message": "no"});
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(200, &running(7))
         .answer(409, &not_running);
-    let error = wait(&["--timeout=0"], &made_up).unwrap_err();
+    let error = wait(&["--timeout=0"], &fake).unwrap_err();
     assert_eq!(error.code(), Code::TimedOut);
 }
 
@@ -183,7 +183,7 @@ fn nics_are_ready_when_their_drivers_run() {
 fn a_log_is_followed_from_position_to_position() {
     let at = |position| [("x-log-position", position)];
     let gone = json!({"code": "no_such_vm", "message": "no"});
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer_with(200, &at("1-2-3"), &json!("a\n"))
         .answer_with(200, &at("1-2-5"), &json!("b\n"))
         .answer(404, &gone);
@@ -193,46 +193,46 @@ fn a_log_is_followed_from_position_to_position() {
         printed.extend_from_slice(bytes);
         Ok(())
     };
-    let error = logs::show(&arguments, &made_up.node(), &mut print).unwrap_err();
+    let error = logs::show(&arguments, &fake.node(), &mut print).unwrap_err();
     assert_eq!(error.code(), Code::NotThere);
     assert_eq!(printed, b"a\nb\n");
     let log = "GET /v1/vms/web/logs/console";
     let asked = ["tail=5", "after=1-2-3", "after=1-2-5"];
-    assert_eq!(made_up.asked(), asked.map(|query| format!("{log}?{query}")));
+    assert_eq!(fake.asked(), asked.map(|query| format!("{log}?{query}")));
     let arguments = parse::<logs::Arguments>(&["web"]).unwrap();
-    let made_up = MadeUp::default().answer_with(200, &at("1-2-3"), &json!("a\n"));
+    let fake = FakeDaemon::default().answer_with(200, &at("1-2-3"), &json!("a\n"));
     let mut print = |_: &[u8]| Ok(());
-    let code = logs::show(&arguments, &made_up.node(), &mut print).unwrap();
+    let code = logs::show(&arguments, &fake.node(), &mut print).unwrap();
     assert_eq!(code, Code::Success);
-    assert_eq!(made_up.asked(), ["GET /v1/vms/web/logs/vmm?tail=1000"]);
+    assert_eq!(fake.asked(), ["GET /v1/vms/web/logs/vmm?tail=1000"]);
 }
 
 #[test]
-fn what_runs_is_deleted_with_force_only() {
+fn a_running_vm_is_deleted_only_with_force() {
     let arguments = parse::<delete::Arguments>(&["web"]).unwrap();
-    let made_up = refuses("vm_runs");
-    let error = delete::execute(&arguments, &web(), &made_up.node(), format(&[])).unwrap_err();
+    let fake = refuses("vm_runs");
+    let error = delete::execute(&arguments, &web(), &fake.node(), format(&[])).unwrap_err();
     let hint = error.refusal().unwrap().hint().unwrap();
     assert!(hint.contains("bellhop vm stop web"), "{hint}");
-    assert_eq!(made_up.asked(), ["DELETE /v1/vms/web"]);
+    assert_eq!(fake.asked(), ["DELETE /v1/vms/web"]);
     let forced = parse::<delete::Arguments>(&["web", "--force"]).unwrap();
-    let made_up = MadeUp::default().answer(204, &Value::Null);
-    delete::execute(&forced, &web(), &made_up.node(), format(&[])).unwrap();
-    assert_eq!(made_up.asked(), ["DELETE /v1/vms/web?force=true"]);
+    let fake = FakeDaemon::default().answer(204, &Value::Null);
+    delete::execute(&forced, &web(), &fake.node(), format(&[])).unwrap();
+    assert_eq!(fake.asked(), ["DELETE /v1/vms/web?force=true"]);
 }
 
 #[test]
 fn several_machines_have_their_turns_also_if_one_fails() {
     let none = json!({"code": "no_such_vm", "message": "the virtual machine b does not exist"});
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(200, &stopped())
         .answer(404, &none)
         .answer(200, &stopped());
     let arguments = parse::<stop::Arguments>(&["--force", "a", "b", "c"]).unwrap();
-    let names = arguments.selection.names(&made_up.node()).unwrap();
-    let code = stop::execute(&arguments, &names, &made_up.node(), format(&[])).unwrap();
+    let names = arguments.selection.names(&fake.node()).unwrap();
+    let code = stop::execute(&arguments, &names, &fake.node(), format(&[])).unwrap();
     assert_eq!(code, Code::NotThere);
-    for (asked, vm) in made_up.asked().iter().zip(["a", "b", "c"]) {
+    for (asked, vm) in fake.asked().iter().zip(["a", "b", "c"]) {
         assert!(
             asked.starts_with(&format!("PUT /v1/vms/{vm}/state ")),
             "{asked}"
@@ -243,12 +243,12 @@ fn several_machines_have_their_turns_also_if_one_fails() {
 
 #[test]
 fn machines_are_selected_by_name_label_or_all() {
-    let names = |words: &[&str], made_up: &MadeUp| {
+    let names = |words: &[&str], fake: &FakeDaemon| {
         let selection = parse::<Selection>(words).unwrap();
-        selection.names(&made_up.node())
+        selection.names(&fake.node())
     };
-    let two = json!({"items": [running(7), made_up::vm(&json!({"name": "db"}))]});
-    let none = MadeUp::default();
+    let two = json!({"items": [running(7), fake::vm(&json!({"name": "db"}))]});
+    let none = FakeDaemon::default();
     assert_eq!(names(&["a", "b"], &none).unwrap(), ["a", "b"]);
     assert!(none.asked().is_empty());
     for (words, asked) in [
@@ -258,11 +258,11 @@ fn machines_are_selected_by_name_label_or_all() {
         ),
         (vec!["--all"], "GET /v1/vms"),
     ] {
-        let made_up = MadeUp::default().answer(200, &two);
-        assert_eq!(names(&words, &made_up).unwrap(), ["web", "db"]);
-        assert_eq!(made_up.asked(), [asked]);
+        let fake = FakeDaemon::default().answer(200, &two);
+        assert_eq!(names(&words, &fake).unwrap(), ["web", "db"]);
+        assert_eq!(fake.asked(), [asked]);
     }
-    let empty = MadeUp::default()
+    let empty = FakeDaemon::default()
         .answer(200, &json!({"items": []}))
         .answer(200, &json!({"items": []}));
     let error = names(&["-l", "tire=web"], &empty).unwrap_err();
@@ -278,62 +278,62 @@ fn machines_are_selected_by_name_label_or_all() {
         assert!(parse::<Selection>(wrong).is_err(), "{wrong:?}");
     }
     let arguments = parse::<list::Arguments>(&["-l", "a=b", "--phase", "running"]).unwrap();
-    let made_up = MadeUp::default().answer(200, &json!({"items": []}));
-    list::execute(&arguments, &made_up.node(), format(&["-j"])).unwrap();
-    assert_eq!(made_up.asked(), ["GET /v1/vms?label=a%3Db&phase=Running"]);
+    let fake = FakeDaemon::default().answer(200, &json!({"items": []}));
+    list::execute(&arguments, &fake.node(), format(&["-j"])).unwrap();
+    assert_eq!(fake.asked(), ["GET /v1/vms?label=a%3Db&phase=Running"]);
     assert!(parse::<list::Arguments>(&["--phase", "runing"]).is_err());
 }
 
 #[test]
-fn a_missing_machine_is_deleted_if_that_is_said() {
+fn a_missing_machine_is_deleted_if_permitted() {
     let none = json!({"code": "no_such_vm", "message": "the virtual machine web does not exist"});
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(404, &none)
         .answer(204, &Value::Null);
     let words = ["web", "db", "--force", "--if-exists"];
     let arguments = parse::<delete::Arguments>(&words).unwrap();
-    let names = arguments.selection.names(&made_up.node()).unwrap();
-    let code = delete::execute(&arguments, &names, &made_up.node(), format(&[])).unwrap();
+    let names = arguments.selection.names(&fake.node()).unwrap();
+    let code = delete::execute(&arguments, &names, &fake.node(), format(&[])).unwrap();
     assert_eq!(code, Code::Success);
-    assert!(made_up.asked()[1].starts_with("DELETE /v1/vms/db"));
+    assert!(fake.asked()[1].starts_with("DELETE /v1/vms/db"));
 
     let arguments = parse::<delete::Arguments>(&["web", "--force"]).unwrap();
-    let made_up = MadeUp::default().answer(404, &none);
-    let error = delete::execute(&arguments, &web(), &made_up.node(), format(&[])).unwrap_err();
+    let fake = FakeDaemon::default().answer(404, &none);
+    let error = delete::execute(&arguments, &web(), &fake.node(), format(&[])).unwrap_err();
     assert_eq!(error.code(), Code::NotThere);
 }
 
 #[test]
-fn what_is_stopped_is_not_resumed() {
-    let made_up = MadeUp::default().answer(200, &stopped());
-    let error = resume(&made_up.node(), "web", format(&[])).unwrap_err();
+fn a_stopped_vm_is_not_resumed() {
+    let fake = FakeDaemon::default().answer(200, &stopped());
+    let error = resume(&fake.node(), "web", format(&[])).unwrap_err();
     assert!(error.to_string().contains("bellhop vm start web"));
     assert_eq!(error.code(), Code::Conflict);
 }
 
 #[test]
 fn buttons_of_several_machines_are_pressed() {
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(204, &Value::Null)
         .answer(204, &Value::Null)
         .answer(204, &Value::Null);
     let arguments = parse::<reset::Arguments>(&["a", "b"]).unwrap();
-    reset::execute(&arguments, &made_up.node(), format(&[])).unwrap();
-    reset::press(&["a".to_owned()], "nmi", &made_up.node(), format(&["-j"])).unwrap();
+    reset::execute(&arguments, &fake.node(), format(&[])).unwrap();
+    reset::press(&["a".to_owned()], "nmi", &fake.node(), format(&["-j"])).unwrap();
     let asked = [
         "POST /v1/vms/a/reset",
         "POST /v1/vms/b/reset",
         "POST /v1/vms/a/nmi",
     ];
-    assert_eq!(made_up.asked(), asked);
+    assert_eq!(fake.asked(), asked);
 }
 
 #[test]
 fn refusals_end_commands_with_their_codes() {
     let refuse = |status, code: &str| {
         let body = json!({"code": code, "message": "no", "causes": [], "request_id": "1"});
-        let made_up = MadeUp::default().answer(status, &body);
-        let refused = change_state(&made_up.node(), "web", WantedState::Running, format(&[]));
+        let fake = FakeDaemon::default().answer(status, &body);
+        let refused = change_state(&fake.node(), "web", WantedState::Running, format(&[]));
         refused.unwrap_err().code()
     };
     assert_eq!(refuse(404, "no_such_vm"), Code::NotThere);
@@ -361,7 +361,7 @@ web   Stopped  -    1      512M    0     -       -       0         OnFailure  -
 #[test]
 fn health_names_the_first_finding() {
     let of = |status: Value| {
-        let vm = made_up::vm(&json!({ "status": status }));
+        let vm = fake::vm(&json!({ "status": status }));
         view::health(&read(&vm).unwrap())
     };
     let stuck = json!({"device": "net0", "queue": 1, "alarm": "Stuck"});
@@ -384,19 +384,19 @@ fn a_machine_is_shown_as_a_tree() {
     let nic = json!({"id": "net0", "address": "00:03.0", "device": {"driver_ok": true, "queues": [
         {"index": 0, "size": 256, "enabled": true, "kick": "Doorbell",
          "watch": {"state": "Moving", "in_flight": 12, "posted_per_s": 5, "completed_per_s": 6,
-                   "stuck_for_s": 0, "rescues": 0}},
+                   "stuck_for_s": 0, "stall_kicks": 0}},
         {"index": 1, "size": 256, "enabled": true, "kick": "Eventfd",
          "watch": {"state": "Stuck", "in_flight": 3, "posted_per_s": 0, "completed_per_s": 0,
-                   "stuck_for_s": 5, "rescues": 1}},
+                   "stuck_for_s": 5, "stall_kicks": 1}},
         {"index": 2, "size": 64, "enabled": true, "kick": "Exit", "watch": null},
         {"index": 3, "size": 64, "enabled": false, "kick": "Exit", "watch": null},
     ]}});
     let disks = json!({"items": [{"id": "disk0", "path": "/d\u{1b}[2J", "state": "Plugged"}]});
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(200, &running(7))
         .answer(200, &nic)
         .answer(200, &disks);
-    let text = show::text(&made_up.node(), "web").unwrap();
+    let text = show::text(&fake.node(), "web").unwrap();
     let wanted = "\
 web: Running
 ├── process 7, bellhop 0.1.0, up 3h12m, started by an earlier daemon
@@ -406,23 +406,23 @@ web: Running
 │   ├── from=pci/0000:01:00.0,mac=52:54:00:12:34:56
 │   ├── queue 0: 256 entries, kick doorbell, Moving, 12 in flight, 5 posted/s, 6 completed/s
 │   ├── queue 1: 256 entries, kick eventfd, STUCK, 3 in flight, 0 posted/s, 0 completed/s, \
-5 s without progress, 1 rescues
+5 s without progress, 1 stall kicks
 │   └── queue 2: 64 entries, kick exit
 ├── disk disk0: /d?[2J Plugged
 ├── console: socket /run/c.socket, log /var/c.log
 └── messages: log /var/vmm.log
 ";
     assert_eq!(text, wanted);
-    assert_eq!(made_up.asked()[1], "GET /v1/vms/web/nics/net0");
+    assert_eq!(fake.asked()[1], "GET /v1/vms/web/nics/net0");
 
     // Labels, and changes that take effect at the next start.
-    let changed = made_up::vm(&json!({"labels": {"a": "", "tier": "web"},
+    let changed = fake::vm(&json!({"labels": {"a": "", "tier": "web"},
         "annotations": {"note": "x"},
         "status": {"pending": ["/spec/memory/size", "/spec/cpus"]}}));
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(200, &changed)
         .answer(200, &json!({"items": []}));
-    let text = show::text(&made_up.node(), "web").unwrap();
+    let text = show::text(&fake.node(), "web").unwrap();
     for line in [
         "├── labels a=, tier=web\n",
         "├── annotations note=x\n",
@@ -433,10 +433,10 @@ web: Running
 
     // For a stopped VM, only the daemon's own data is known.
     let disks = json!({"items": [{"id": "disk0", "path": "/d", "state": "Configured"}]});
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(200, &stopped())
         .answer(200, &disks);
-    let text = show::text(&made_up.node(), "web").unwrap();
+    let text = show::text(&fake.node(), "web").unwrap();
     assert!(text.starts_with("web: Stopped\n├── no process\n"), "{text}");
     assert!(text.contains("├── disk disk0: /d Configured\n"), "{text}");
 }

@@ -164,7 +164,7 @@ fn impossible_registers_change_nothing() {
 }
 
 #[test]
-fn comes_and_goes() {
+fn is_inserted_and_ejected() {
     let rig = Rig::new();
     let slot = rig.bus.add(None, Plain::new()).unwrap();
     let ours = bit(slot);

@@ -121,7 +121,7 @@ fn a_failed_route_is_tried_again() {
 }
 
 #[test]
-fn a_pending_vector_is_pending_elsewhere() {
+fn a_pending_vector_is_pending_after_a_restore() {
     let (mut source, _) = msix(3);
     source.set_control(ENABLE);
     program(&mut source, 0, 0xfee0_0000, 7, 1);
@@ -155,7 +155,7 @@ fn a_state_of_another_size_is_refused() {
 proptest! {
     /// For all writes of any width: the route follows the table.
     #[test]
-    fn routes_are_what_the_table_says(
+    fn routes_follow_the_table(
         writes in prop::collection::vec(
             (0u64..80, 0usize..10, any::<u64>(), any::<Option<u16>>()), 0..80),
     ) {

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_image() {
+    fn refuses_other_files_than_images() {
         let error = Disk::open(Path::new("/nowhere/at/all"), true).unwrap_err();
         assert!(error.to_string().contains("no such file"));
 

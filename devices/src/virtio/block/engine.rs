@@ -275,7 +275,7 @@ impl Engine {
         self.reap_with(true)
     }
 
-    fn reap_with(&mut self, may_go_on: bool) -> Vec<Done> {
+    fn reap_with(&mut self, may_resume: bool) -> Vec<Done> {
         let completions: Vec<(u64, i32)> = self
             .ring
             .completion()
@@ -293,9 +293,9 @@ impl Engine {
             else {
                 continue;
             };
-            let mut progress = judge(slot, result, may_go_on);
+            let mut progress = judge(slot, result, may_resume);
             if matches!(progress, Progress::Again)
-                && let Err(error) = self.go_on(index)
+                && let Err(error) = self.resume(index)
             {
                 progress = Progress::Finished(Err(error));
             }
@@ -307,7 +307,7 @@ impl Engine {
                     mark_dirty(&self.memory, &transfer.data);
                 }
                 if let Err(error) = &result
-                    && may_go_on
+                    && may_resume
                     && !self.warned
                 {
                     self.warned = true;
@@ -356,7 +356,7 @@ impl Engine {
         !self.ring.completion().is_empty()
     }
 
-    fn go_on(&mut self, index: u16) -> io::Result<()> {
+    fn resume(&mut self, index: u16) -> io::Result<()> {
         if let Some(slot) = self
             .slots
             .get_mut(usize::from(index))
@@ -418,10 +418,10 @@ impl Drop for Engine {
 }
 
 /// Evaluates the kernel's result of an operation.
-fn judge(slot: &mut Slot, result: i32, may_go_on: bool) -> Progress {
+fn judge(slot: &mut Slot, result: i32, may_resume: bool) -> Progress {
     let Ok(now) = u64::try_from(result) else {
         let transient = matches!(-result, libc::EINTR | libc::EAGAIN);
-        if transient && may_go_on && slot.retries < MAX_RETRIES {
+        if transient && may_resume && slot.retries < MAX_RETRIES {
             slot.retries += 1;
             return Progress::Again;
         }
@@ -441,7 +441,7 @@ fn judge(slot: &mut Slot, result: i32, may_go_on: bool) -> Progress {
     } else if now == 0 {
         // The image became shorter than the disk.
         Progress::Finished(Err(io::ErrorKind::UnexpectedEof.into()))
-    } else if may_go_on {
+    } else if may_resume {
         Progress::Again
     } else {
         Progress::Finished(Err(io::ErrorKind::Interrupted.into()))
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn short_transfers_go_on_and_empty_ones_end() {
+    fn short_transfers_continue_and_empty_ones_end() {
         let slot = |done| Slot {
             ticket: Ticket {
                 head: 0,
@@ -498,9 +498,9 @@ mod tests {
             Progress::Finished(Ok(1024))
         ));
         // The end of the file, a reset, a real error.
-        for (result, may_go_on) in [(0, true), (512, false), (-libc::EIO, true)] {
+        for (result, may_resume) in [(0, true), (512, false), (-libc::EIO, true)] {
             assert!(matches!(
-                judge(&mut slot(0), result, may_go_on),
+                judge(&mut slot(0), result, may_resume),
                 Progress::Finished(Err(_))
             ));
         }

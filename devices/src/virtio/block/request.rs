@@ -361,7 +361,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_leaves_is_inside_disk_and_memory(
+        fn requests_stay_inside_disk_and_memory(
             kind in prop_oneof![0..14u32, any::<u32>()],
             sector in prop_oneof![0..101u64, any::<u64>()],
             lens in proptest::collection::vec(1..0x1000u32, 1..6),

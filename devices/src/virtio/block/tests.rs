@@ -155,7 +155,7 @@ fn refuses_bad_ids() {
 }
 
 #[test]
-fn reads_and_marks_dirty_what_the_kernel_wrote() {
+fn reads_and_marks_the_kernels_writes_dirty() {
     let mut rig = rig();
     rig.driver.clean();
     // Two segments; the second one crosses the boundary of the memory regions.

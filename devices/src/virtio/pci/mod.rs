@@ -43,7 +43,7 @@ use vmm_sys_util::eventfd::EventFd;
 pub use describe::{DeviceDescription, QueueDescription, RunningRing};
 pub use notify::KickPath;
 pub use state::{QueueState, RegistersState, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
-pub use swap::{Relied, Successor, SwapFailed, Swapped, other_device_type};
+pub use swap::{GuestView, Replacement, SwapFailed, Swapped, other_device_type};
 
 use self::common::{CommonConfig, offered};
 use self::layout::{BAR, MAX_DEVICE_CONFIG, MAX_QUEUES, notified_queue};
@@ -153,9 +153,9 @@ impl VirtioPciDevice {
 
     /// Prepares `backend` for [`VirtioPciDevice::swap`].
     #[must_use]
-    pub fn successor(&self, mut backend: Box<dyn Backend>) -> Successor {
+    pub fn replacement(&self, mut backend: Box<dyn Backend>) -> Replacement {
         let events = backend.events(&self.kicks);
-        Successor { backend, events }
+        Replacement { backend, events }
     }
 
     /// Replaces the backend. A driver that works with the device continues with the new one: same
@@ -164,8 +164,8 @@ impl VirtioPciDevice {
     ///
     /// # Errors
     /// It is not possible, or it failed. The old backend stays; the kind tells whether it works.
-    pub fn swap(&self, successor: Successor) -> Result<Swapped, SwapFailed> {
-        let Successor { backend, events } = successor;
+    pub fn swap(&self, replacement: Replacement) -> Result<Swapped, SwapFailed> {
+        let Replacement { backend, events } = replacement;
         let mut transport = self.transport.lock();
         let (retired, gap) = transport.swap(backend)?;
         let events = std::mem::replace(&mut *self.events.lock(), events);
@@ -176,11 +176,11 @@ impl VirtioPciDevice {
         })
     }
 
-    /// Returns the properties on which the guest relies, for [`VirtioPciDevice::take_place`] of a
+    /// Returns the properties on which the guest relies, for [`VirtioPciDevice::adopt`] of a
     /// device at another host.
     #[must_use]
-    pub fn relied(&self) -> Relied {
-        self.transport.lock().relied_elsewhere()
+    pub fn guest_view(&self) -> GuestView {
+        self.transport.lock().guest_view()
     }
 
     /// Makes this device, which no driver has used, look like one at another host, from whose state
@@ -188,14 +188,14 @@ impl VirtioPciDevice {
     ///
     /// # Errors
     /// This device lacks something on which the guest relies.
-    pub fn take_place(&self, relied: &Relied) -> Result<(), Error> {
-        self.transport.lock().take_place(relied)
+    pub fn adopt(&self, guest_view: &GuestView) -> Result<(), Error> {
+        self.transport.lock().adopt(guest_view)
     }
 
     /// Lets the backend handle an event, and notifies the guest of the result.
     ///
     /// Returns `true` if the device has just failed and has a backup
-    /// ([`VirtioPciDevice::set_failover`]). Its driver is not notified then. The caller must
+    /// ([`VirtioPciDevice::set_has_backup`]). Its driver is not notified then. The caller must
     /// [`VirtioPciDevice::swap`] the backend or, if it cannot, call [`VirtioPciDevice::give_up`].
     pub fn process(&self, token: u16) -> bool {
         self.transport.lock().process(token)
@@ -204,8 +204,8 @@ impl VirtioPciDevice {
     /// Sets whether there is a backup device. With one, the driver is not notified at once
     /// (DEVICE_NEEDS_RESET) if the device [fails](super::backend::Hardware::has_failed) while the
     /// driver works with it: see [`VirtioPciDevice::process`].
-    pub fn set_failover(&self, on: bool) {
-        self.transport.lock().set_failover(on);
+    pub fn set_has_backup(&self, on: bool) {
+        self.transport.lock().set_has_backup(on);
     }
 
     /// Notifies the driver of a failed device that it needs a reset, because no other device
@@ -232,10 +232,10 @@ impl VirtioPciDevice {
     }
 
     /// Returns the areas that the device writes without a mark: see
-    /// [`Hardware::always_dirty`](super::backend::Hardware::always_dirty).
+    /// [`Hardware::untracked_writes`](super::backend::Hardware::untracked_writes).
     #[must_use]
-    pub fn always_dirty(&self) -> Vec<(u64, u64)> {
-        self.transport.lock().always_dirty()
+    pub fn untracked_writes(&self) -> Vec<(u64, u64)> {
+        self.transport.lock().untracked_writes()
     }
 
     /// Returns a description of the device's current state.
@@ -261,8 +261,8 @@ impl VirtioPciDevice {
     /// the ring again, which makes up for a lost notification. The kick goes through the queue's
     /// eventfd, even if the guest stores to the device's doorbell. Returns `false` if the device
     /// does not work on that queue now.
-    pub fn nudge(&self, queue: u16) -> bool {
-        self.transport.lock().nudge(queue)
+    pub fn spurious_notify(&self, queue: u16) -> bool {
+        self.transport.lock().spurious_notify(queue)
     }
 
     /// Whether the device has set DEVICE_NEEDS_RESET and waits for its driver.

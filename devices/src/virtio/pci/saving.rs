@@ -114,7 +114,7 @@ impl Transport {
         }
         if let Some(hardware) = self.backend.hardware() {
             hardware
-                .check_succession(relied_on(&common, phase))
+                .check_adopted(relied_on(&common, phase))
                 .map_err(Error::context(
                     "the device lacks properties that the guest relies on",
                 ))?;
@@ -143,7 +143,7 @@ impl Transport {
         let control = self.config_space.read_u16(control);
         let restored = self.msix.restore(&state.msix, control);
         restored.map_err(Error::context("cannot restore MSI-X"))?;
-        self.nudge_all();
+        self.spurious_notify_all();
         Ok(())
     }
 
@@ -157,7 +157,7 @@ impl Transport {
         let activation = self.activation(common);
         let started = match (phase, &state.backend) {
             (Phase::Active, Some(backend)) => match (attempt, self.backend.hardware()) {
-                (Attempt::Again, Some(hardware)) => hardware.take_back(backend, activation),
+                (Attempt::Again, Some(hardware)) => hardware.roll_back(backend, activation),
                 _ => self.backend.restore(backend, activation),
             },
             (Phase::Agreed, _) => self.backend.negotiate(activation.features),

@@ -6,7 +6,7 @@
 //!   switch     doorbells -> eventfds, hand_over of the old, restore of the new
 //!                (on failure the new one is reset, and the old one resumes,
 //!                 or is reported as broken if it had failed before)
-//!   go on      doorbells of the new, a spurious kick and interrupt for all, announcement
+//!   resume     doorbells of the new, a spurious kick and interrupt for all, announcement
 //! ```
 //! All of it happens under the transport's lock. vCPUs keep running: a register access waits for
 //! the lock, and a kick stays in its eventfd. Events that the old device signalled by interrupts
@@ -27,17 +27,17 @@ use vdpa::features;
 
 use super::common::offered;
 use super::transport::{Phase, Transport, relied_on};
-use crate::virtio::backend::{Backend, Event, Hardware, Outcome, Predecessor, SavedState};
+use crate::virtio::backend::{Backend, Event, Hardware, Outcome, ReplacedDevice, SavedState};
 use crate::{Error, ErrorKind};
 
 /// A prepared backend that has not replaced another one yet.
 #[derive(Debug)]
-pub struct Successor {
+pub struct Replacement {
     pub(super) backend: Box<dyn Backend>,
     pub(super) events: Vec<Event>,
 }
 
-impl Successor {
+impl Replacement {
     /// Returns its descriptors. The event loop must poll them before
     /// [`VirtioPciDevice::swap`](super::VirtioPciDevice::swap): from then on their tokens belong to
     /// the device.
@@ -71,7 +71,7 @@ pub struct SwapFailed {
     pub error: Error,
     /// The backend that was to replace it, not working. The event loop must stop polling its
     /// descriptors.
-    pub successor: Box<dyn Backend>,
+    pub replacement: Box<dyn Backend>,
 }
 
 vdpa::opaque_debug!(SwapFailed, this => error: this.error);
@@ -80,13 +80,13 @@ vdpa::opaque_debug!(SwapFailed, this => error: this.error);
 /// it. This comes from that host, so it is trusted no more than a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Relied {
+pub struct GuestView {
     /// Virtio device type (virtio 1.3, section 5).
     device_type: u32,
     /// The result of [`Hardware::identity`]; `None` for a device that is like any other of its
     /// type.
     identity: Option<SavedState>,
-    /// As [`Predecessor::features`].
+    /// As [`ReplacedDevice::features`].
     features: u64,
     /// Whether its driver works on its rings.
     running: bool,
@@ -97,7 +97,7 @@ pub struct Relied {
 }
 
 const NOT_REPLACEABLE: &str = "cannot replace devices of this kind while the machine runs";
-const NO_SUCCESSOR: &str = "devices of this kind cannot replace others while the machine runs";
+const CANNOT_REPLACE: &str = "devices of this kind cannot replace others while the machine runs";
 
 /// The error for a new device of another class than the guest's, which has the virtio type `needs`.
 #[must_use]
@@ -136,34 +136,34 @@ fn lost(old: &str, source: Error) -> Error {
     Error::new(ErrorKind::Lost, message).because(source)
 }
 
-impl Relied {
+impl GuestView {
     /// Makes an unused backend look like this, or returns the reason why it cannot.
-    fn fits(&self, successor: &mut dyn Backend) -> Result<(), Error> {
-        let (needs, has) = (self.device_type, successor.device_type());
+    fn fits(&self, replacement: &mut dyn Backend) -> Result<(), Error> {
+        let (needs, has) = (self.device_type, replacement.device_type());
         if needs != has {
             return Err(other_device_type(needs, has));
         }
-        let succeeded = match (&self.identity, successor.hardware()) {
-            (Some(identity), Some(successor)) => successor.succeed(&Predecessor {
+        let adopted = match (&self.identity, replacement.hardware()) {
+            (Some(identity), Some(replacement)) => replacement.adopt(&ReplacedDevice {
                 identity: identity.clone(),
                 features: self.features,
                 running: self.running,
             }),
-            (Some(_), None) => Err(Error::other(NO_SUCCESSOR)),
+            (Some(_), None) => Err(Error::other(CANNOT_REPLACE)),
             (None, _) => Ok(()),
         };
         // Check the features first, because their names are the most useful. The offer may depend
-        // on the succession.
-        let missing = self.features & !offered(successor.features());
+        // on the adopted identity.
+        let missing = self.features & !offered(replacement.features());
         if missing != 0 {
             let missing = features::describe(missing, needs);
             let message =
                 format!("the new device lacks features that the guest's driver uses: {missing}");
             return Err(Error::new(ErrorKind::MissingFeatures, message));
         }
-        succeeded.map_err(refused)?;
-        self.check_queues(successor)?;
-        let (needs, has) = (self.config_len, successor.config_len());
+        adopted.map_err(refused)?;
+        self.check_queues(replacement)?;
+        let (needs, has) = (self.config_len, replacement.config_len());
         if has < needs {
             return Err(incompatible(format!(
                 "the new device has {has} bytes of configuration, but the guest has seen {needs}"
@@ -172,8 +172,8 @@ impl Relied {
         Ok(())
     }
 
-    fn check_queues(&self, successor: &dyn Backend) -> Result<(), Error> {
-        let sizes = successor.queue_max_sizes();
+    fn check_queues(&self, replacement: &dyn Backend) -> Result<(), Error> {
+        let sizes = replacement.queue_max_sizes();
         let (needs, has) = (self.queue_sizes.len(), sizes.len());
         if needs != has {
             let message = format!(
@@ -196,15 +196,15 @@ impl Relied {
 }
 
 impl Transport {
-    /// Replaces the backend by `successor`; see the module.
+    /// Replaces the backend by `replacement`; see the module.
     pub(super) fn swap(
         &mut self,
-        mut successor: Box<dyn Backend>,
+        mut replacement: Box<dyn Backend>,
     ) -> Result<(Box<dyn Backend>, Option<Duration>), SwapFailed> {
-        let gap = match self.prepare(&mut *successor) {
-            Ok(()) if self.drives() => match self.switch(&mut *successor) {
+        let gap = match self.prepare(&mut *replacement) {
+            Ok(()) if self.drives() => match self.switch(&mut *replacement) {
                 Ok(gap) => Some(gap),
-                Err(error) => return Err(SwapFailed { error, successor }),
+                Err(error) => return Err(SwapFailed { error, replacement }),
             },
             Ok(()) => {
                 if self.phase == Phase::Broken {
@@ -214,13 +214,13 @@ impl Transport {
                 }
                 None
             }
-            Err(error) => return Err(SwapFailed { error, successor }),
+            Err(error) => return Err(SwapFailed { error, replacement }),
         };
-        self.common.set_offer(offered(successor.features()));
-        let retired = std::mem::replace(&mut self.backend, successor);
+        self.common.set_offer(offered(replacement.features()));
+        let retired = std::mem::replace(&mut self.backend, replacement);
         if gap.is_some() {
             self.enter(Phase::Active);
-            self.nudge_all();
+            self.spurious_notify_all();
             self.announce();
         }
         // The device's own configuration may differ, such as the link state.
@@ -237,8 +237,8 @@ impl Transport {
     }
 
     /// Returns the properties on which the guest relies, with this identity of the backend.
-    fn relied(&self, identity: Option<SavedState>) -> Relied {
-        Relied {
+    fn view_with(&self, identity: Option<SavedState>) -> GuestView {
+        GuestView {
             device_type: self.backend.device_type(),
             identity,
             features: relied_on(&self.common, self.phase),
@@ -249,39 +249,39 @@ impl Transport {
     }
 
     /// Returns the properties on which the guest relies, for a device at another host.
-    pub(super) fn relied_elsewhere(&mut self) -> Relied {
+    pub(super) fn guest_view(&mut self) -> GuestView {
         // A device that cannot be replaced in place may be like any other of its type: the random
         // number generator.
         let identity = identity(&mut *self.backend).ok();
-        self.relied(identity)
+        self.view_with(identity)
     }
 
     /// Makes the backend, which no driver uses yet, look like one at another host.
-    pub(super) fn take_place(&mut self, relied: &Relied) -> Result<(), Error> {
+    pub(super) fn adopt(&mut self, guest_view: &GuestView) -> Result<(), Error> {
         if self.phase != Phase::Inactive {
             let message = "a driver already uses the device";
             return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
-        relied.fits(&mut *self.backend)?;
+        guest_view.fits(&mut *self.backend)?;
         self.common.set_offer(offered(self.backend.features()));
         Ok(())
     }
 
-    /// Makes all checks that can refuse a successor before anything is stopped.
-    fn prepare(&mut self, successor: &mut dyn Backend) -> Result<(), Error> {
+    /// Makes all checks that can refuse a replacement before anything is stopped.
+    fn prepare(&mut self, replacement: &mut dyn Backend) -> Result<(), Error> {
         if self.phase == Phase::Saved {
             let message = "the device is saved: replace it after the restore";
             return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
         // The type first: only some types can be replaced at all.
-        let (needs, has) = (self.backend.device_type(), successor.device_type());
+        let (needs, has) = (self.backend.device_type(), replacement.device_type());
         if needs != has {
             return Err(other_device_type(needs, has));
         }
         let identity = identity(&mut *self.backend).map_err(refused)?;
-        self.relied(Some(identity)).fits(successor)?;
+        self.view_with(Some(identity)).fits(replacement)?;
         match self.phase {
-            Phase::Agreed | Phase::Active | Phase::Failing => successor
+            Phase::Agreed | Phase::Active | Phase::Failing => replacement
                 .negotiate(self.common.driver_features())
                 .map_err(refused),
             Phase::Inactive | Phase::Broken | Phase::Saved => Ok(()),
@@ -289,7 +289,7 @@ impl Transport {
     }
 
     /// Switches from the old device to the new one, or back. Returns how long neither worked.
-    fn switch(&mut self, successor: &mut dyn Backend) -> Result<Duration, Error> {
+    fn switch(&mut self, replacement: &mut dyn Backend) -> Result<Duration, Error> {
         // From here on the guest's stores reach only the VMM's eventfds.
         self.doorbells.stop();
         let stopped = Instant::now();
@@ -304,15 +304,15 @@ impl Transport {
                 return Err(Error::new(ErrorKind::Lost, message).because(error));
             }
             Err(error) => {
-                self.go_on();
+                self.resume();
                 let message = "the old device cannot hand over; it continues";
                 return Err(Error::new(ErrorKind::CannotHandOver, message).because(error));
             }
         };
-        match successor.restore(&state, self.activation(&self.common)) {
+        match replacement.restore(&state, self.activation(&self.common)) {
             Ok(()) => Ok(stopped.elapsed()),
             Err(error) => {
-                successor.reset();
+                replacement.reset();
                 if failed {
                     self.backend.reset();
                     self.needs_reset();
@@ -327,9 +327,9 @@ impl Transport {
     fn roll_back(&mut self, state: &SavedState, error: Error) -> Error {
         let activation = self.activation(&self.common);
         let old = replaceable(&mut *self.backend);
-        match old.and_then(|old| old.take_back(state, activation)) {
+        match old.and_then(|old| old.roll_back(state, activation)) {
             Ok(()) => {
-                self.go_on();
+                self.resume();
                 let message = "the new device does not start; the old one continues";
                 Error::new(ErrorKind::CannotStart, message).because(error)
             }
@@ -344,8 +344,8 @@ impl Transport {
     }
 
     /// Gives the old device its doorbells back, and makes up for lost notifications.
-    fn go_on(&mut self) {
+    fn resume(&mut self) {
         self.enter(Phase::Active);
-        self.nudge_all();
+        self.spurious_notify_all();
     }
 }

@@ -11,7 +11,7 @@
 //!                                               broken <--+ no backup
 //!                                                         | replaces it
 //!   active, the device has failed and has --------------> failing -----> active
-//!   a backup (`set_failover`)                                     swap
+//!   a backup (`set_has_backup`)                                  swap
 //!
 //!   any, by status 0: reset --> inactive
 //!   inactive or saved, by restore --> the phase of the restored status
@@ -76,7 +76,7 @@ pub(super) struct Transport {
     pub(super) isr: u8,
     pub(super) phase: Phase,
     /// There is a backup for a device that fails.
-    failover: bool,
+    has_backup: bool,
     /// How often the device, or one of its queues, was started.
     starts: u64,
 }
@@ -101,7 +101,7 @@ impl Transport {
             backend,
             isr: 0,
             phase: Phase::Inactive,
-            failover: false,
+            has_backup: false,
             starts: 0,
         }
     }
@@ -419,8 +419,8 @@ impl Transport {
         self.phase == Phase::Failing && !was_failing
     }
 
-    pub(super) fn set_failover(&mut self, on: bool) {
-        self.failover = on;
+    pub(super) fn set_has_backup(&mut self, on: bool) {
+        self.has_backup = on;
     }
 
     /// No backup replaces the failed device: notifies its driver that it needs a reset.
@@ -466,9 +466,9 @@ impl Transport {
         self.needs_reset();
     }
 
-    pub(super) fn always_dirty(&mut self) -> Vec<(u64, u64)> {
+    pub(super) fn untracked_writes(&mut self) -> Vec<(u64, u64)> {
         let hardware = self.backend.hardware();
-        hardware.map_or_else(Vec::new, |hardware| hardware.always_dirty())
+        hardware.map_or_else(Vec::new, |hardware| hardware.untracked_writes())
     }
 
     /// Asks the guest to announce itself; returns `false` if it cannot.
@@ -491,7 +491,7 @@ impl Transport {
             return;
         }
         let hardware = self.backend.hardware();
-        let awaits = self.failover && self.phase == Phase::Active;
+        let awaits = self.has_backup && self.phase == Phase::Active;
         if awaits && hardware.is_some_and(|hardware| hardware.has_failed()) {
             warn!("the device has failed: waiting for its backup device");
             self.enter(Phase::Failing);
@@ -523,7 +523,7 @@ impl Transport {
     }
 
     /// Sends a spurious kick and a spurious interrupt.
-    pub(super) fn nudge(&self, queue: u16) -> bool {
+    pub(super) fn spurious_notify(&self, queue: u16) -> bool {
         if self.phase != Phase::Active {
             return false;
         }
@@ -556,7 +556,7 @@ impl Transport {
 
     /// Sends one spurious kick and interrupt to all queues: signals that were pending when the
     /// state was saved are not part of it.
-    pub(super) fn nudge_all(&self) {
+    pub(super) fn spurious_notify_all(&self) {
         if self.phase != Phase::Active {
             return;
         }
@@ -569,7 +569,7 @@ impl Transport {
 }
 
 /// Returns the features on which a driver with these registers relies: see
-/// [`Predecessor::features`](crate::virtio::backend::Predecessor::features).
+/// [`ReplacedDevice::features`](crate::virtio::backend::ReplacedDevice::features).
 pub(super) fn relied_on(common: &CommonConfig, phase: Phase) -> u64 {
     let status = common.status();
     if phase == Phase::Broken || status == DeviceStatus::RESET {

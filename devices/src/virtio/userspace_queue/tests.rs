@@ -72,7 +72,7 @@ fn refuses_unacceptable_rings() {
 }
 
 #[test]
-fn gives_chains_and_takes_them_back() {
+fn returns_chains_and_accepts_them_again() {
     let mut driver = Driver::new(&memory(), SIZE);
     let mut queue = queue(&driver, false);
     assert_eq!(queue.pop().unwrap(), None);

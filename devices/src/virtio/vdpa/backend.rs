@@ -13,13 +13,14 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::device::VdpaBackend;
-use super::identity::Identity;
+use super::identity::NetIdentity;
 use super::rings::Rings;
 use super::saved::Saved;
 use crate::Error;
 use crate::hypervisor::DoorbellPage;
 use crate::virtio::backend::{
-    Activation, Backend, Event, Hardware, Outcome, Predecessor, QueueChange, QueueRole, SavedState,
+    Activation, Backend, Event, Hardware, Outcome, QueueChange, QueueRole, ReplacedDevice,
+    SavedState,
 };
 
 const TOKEN_CONFIG: u16 = 0;
@@ -91,7 +92,7 @@ impl Backend for VdpaBackend {
         let negotiation = self.or_stop(|backend| backend.negotiate_features(features))?;
         self.negotiation = Some(negotiation);
         // From here on the driver knows this device.
-        self.net.predecessor = None;
+        self.net.replaced = None;
         Ok(())
     }
 
@@ -200,7 +201,7 @@ impl Hardware for VdpaBackend {
         }
         // A store would reach the device before its ring has the buffers that the guest made
         // available.
-        if self.log.strategy(queue) == Some(Strategy::Shadowed) {
+        if self.log.strategy(queue) == Some(Strategy::FullShadow) {
             return None;
         }
         self.rings
@@ -235,8 +236,8 @@ impl Hardware for VdpaBackend {
         }
     }
 
-    fn always_dirty(&self) -> Vec<(u64, u64)> {
-        self.log.unseen(&self.rings, self.packed())
+    fn untracked_writes(&self) -> Vec<(u64, u64)> {
+        self.log.untracked_writes(&self.rings, self.packed())
     }
 
     fn hand_over(&mut self) -> Result<SavedState, Error> {
@@ -248,20 +249,20 @@ impl Hardware for VdpaBackend {
         identity?.encode()
     }
 
-    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), Error> {
-        let identity = Identity::decode(&predecessor.identity)?;
+    fn adopt(&mut self, replaced: &ReplacedDevice) -> Result<(), Error> {
+        let identity = NetIdentity::decode(&replaced.identity)?;
         let Rings { device, id, .. } = &self.rings;
-        self.net.take_place(device, id, &identity, predecessor)
+        self.net.adopt(device, id, &identity, replaced)
     }
 
-    fn check_succession(&self, features: u64) -> Result<(), Error> {
-        self.net.check_predecessor(&self.rings.device, features)
+    fn check_adopted(&self, features: u64) -> Result<(), Error> {
+        self.net.check_replaced(&self.rings.device, features)
     }
 
-    fn take_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
+    fn roll_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
         let saved = Saved::decode(state)?;
         self.or_stop(|backend| {
-            let saved = backend.rings.taken_back(saved, &activation)?;
+            let saved = backend.rings.rolled_back(saved, &activation)?;
             backend.restore_rings(saved, activation)
         })
     }

@@ -246,8 +246,8 @@ impl Control {
     }
 
     /// Kicks the device again: it was suspended and may have missed the kick of a command.
-    pub(super) fn nudge_device(&self) {
-        self.queue.nudge();
+    pub(super) fn spurious_notify(&self) {
+        self.queue.spurious_notify();
     }
 
     /// Does all work that is possible now; never blocks. Must be called when the descriptor is

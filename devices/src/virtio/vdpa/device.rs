@@ -132,9 +132,9 @@ impl VdpaBackend {
 
     pub(super) fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, Error> {
         if self.rings.is_net() {
-            self.net.told = Some(read_net_config(&self.rings.device)?);
+            self.net.negotiated_config = Some(read_net_config(&self.rings.device)?);
         }
-        let limits = self.limits(features, self.net.told);
+        let limits = self.limits(features, self.net.negotiated_config);
         self.negotiate_device(features)?;
         let control_queue = if features & (1 << VIRTIO_NET_F_CTRL_VQ) != 0 && self.control.is_some()
         {
@@ -244,7 +244,7 @@ impl VdpaBackend {
 
     pub(super) fn stop(&mut self) {
         // The log continues without the driver, but these queues are not reported any more.
-        let mut unseen = self.log.unseen(&self.rings, self.packed());
+        let mut untracked_writes = self.log.untracked_writes(&self.rings, self.packed());
         self.negotiation = None;
         self.needs_reset = false;
         self.net.reset();
@@ -253,7 +253,7 @@ impl VdpaBackend {
         let relays = self.log.poller.take().map(Poller::end);
         if self.log.on && matches!(relays, Some(None)) {
             // The relays are lost, and with them their knowledge of the device.
-            unseen = write_log::all(&self.rings.ram);
+            untracked_writes = write_log::all(&self.rings.ram);
         }
         let _ = self.log.failed.read();
         if let Some(control) = &mut self.control {
@@ -276,7 +276,7 @@ impl VdpaBackend {
         if let Some(relays) = relays.flatten() {
             self.rings.end_relays(relays);
         }
-        write_log::mark(&self.rings.memory, &unseen);
+        write_log::mark(&self.rings.memory, &untracked_writes);
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) const IDENTITY_VERSION: u32 = 1;
 
 /// The properties of a network device that the guest has seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Identity {
+pub(super) struct NetIdentity {
     /// The MAC address that the guest finds after each reset.
     pub(super) mac: Option<[u8; 6]>,
     /// The beginning of the device configuration; zero beyond its length.
@@ -58,7 +58,7 @@ fn check_config(old: &VirtioNetConfig, new: &VirtioNetConfig, features: u64) -> 
     Ok(())
 }
 
-impl Identity {
+impl NetIdentity {
     /// Checks that a driver that relies on `features` and has seen this identity can continue with
     /// a device that has the configuration `new`. Its address is ignored unless it is `addressed`.
     pub(super) fn check(
@@ -112,7 +112,7 @@ pub fn not_replaceable() -> Error {
 mod tests {
     use super::*;
 
-    fn told(queue_pairs: u16, mtu: u16) -> VirtioNetConfig {
+    fn net_config(queue_pairs: u16, mtu: u16) -> VirtioNetConfig {
         let mut config = VirtioNetConfig::of([0; VirtioNetConfig::LEN]);
         config.max_virtqueue_pairs = queue_pairs.into();
         config.mtu = mtu.into();
@@ -123,21 +123,21 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guest_was_told_holds_where_it_relies_on_it() {
+    fn properties_that_the_guest_relies_on_must_stay() {
         const MQ: u64 = 1 << VIRTIO_NET_F_MQ;
         const MTU: u64 = 1 << VIRTIO_NET_F_MTU;
         const RSS: u64 = 1 << VIRTIO_NET_F_RSS;
-        let old = told(4, 9000);
+        let old = net_config(4, 9000);
         for (new, features, fits) in [
-            (told(4, 9000), MQ | MTU | RSS, true),
-            (told(2, 9000), MQ, false),
+            (net_config(4, 9000), MQ | MTU | RSS, true),
+            (net_config(2, 9000), MQ, false),
             // The index of the control queue would change.
-            (told(8, 9000), MQ, false),
-            (told(8, 9000), RSS, false),
-            (told(8, 1500), 0, true),
-            (told(4, 1500), MQ, true),
-            (told(4, 1500), MTU, false),
-            (told(4, 9216), MTU, true),
+            (net_config(8, 9000), MQ, false),
+            (net_config(8, 9000), RSS, false),
+            (net_config(8, 1500), 0, true),
+            (net_config(4, 1500), MQ, true),
+            (net_config(4, 1500), MTU, false),
+            (net_config(4, 9216), MTU, true),
         ] {
             assert_eq!(
                 check_config(&old, &new, features).is_ok(),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_driver_comes_to_rely_on_later_counts_then() {
+    fn later_negotiated_features_count() {
         const MTU: u64 = 1 << VIRTIO_NET_F_MTU;
         const SETTABLE: u64 = 1 << VIRTIO_NET_F_CTRL_VQ | 1 << VIRTIO_NET_F_CTRL_MAC_ADDR;
         let mac = [2, 0, 0, 0, 0, 1];
@@ -170,7 +170,7 @@ mod tests {
             config[10..12].copy_from_slice(&mtu.to_le_bytes());
             config
         };
-        let identity = Identity {
+        let identity = NetIdentity {
             mac: Some(mac),
             config: config(mac, 9000),
         };
@@ -195,19 +195,19 @@ mod tests {
 
     #[test]
     fn an_identity_of_another_kind_is_refused() {
-        let identity = Identity {
+        let identity = NetIdentity {
             mac: Some([2, 0, 0, 0, 0, 1]),
             config: [7; VirtioNetConfig::LEN],
         };
         let state = identity.encode().unwrap();
-        assert_eq!(Identity::decode(&state).unwrap(), identity);
+        assert_eq!(NetIdentity::decode(&state).unwrap(), identity);
         let mut foreign = state.clone();
         foreign.name = "virtio-vdpa".to_owned();
-        Identity::decode(&foreign).unwrap_err();
+        NetIdentity::decode(&foreign).unwrap_err();
         for len in 0..state.payload.len() {
             let mut cut = state.clone();
             cut.payload.truncate(len);
-            Identity::decode(&cut).unwrap_err();
+            NetIdentity::decode(&cut).unwrap_err();
         }
     }
 }

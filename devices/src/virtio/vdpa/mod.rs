@@ -25,6 +25,7 @@ mod control;
 mod device;
 mod doorbells;
 mod eventfd;
+mod hot_swap;
 mod identity;
 mod mac;
 mod offer;
@@ -36,7 +37,6 @@ mod restore;
 mod rings;
 mod saved;
 mod start;
-mod succession;
 mod write_log;
 
 pub use self::device::{VdpaBackend, VdpaOptions};

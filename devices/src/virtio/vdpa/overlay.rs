@@ -12,11 +12,11 @@ use virtio_bindings::virtio_net::{
 };
 
 use super::announce::Announcement;
-use super::identity::{Identity, not_replaceable, read_net_config};
+use super::identity::{NetIdentity, not_replaceable, read_net_config};
 use super::mac::MacOverlay;
 use super::offer::{Negotiation, Offer};
 use crate::Error;
-use crate::virtio::backend::Predecessor;
+use crate::virtio::backend::ReplacedDevice;
 
 /// The overlay of one device; see the module.
 #[derive(Debug)]
@@ -26,10 +26,10 @@ pub(super) struct NetOverlay {
     pub(super) announcement: Announcement,
     /// The device's configuration at the negotiation. A device that has failed may report any
     /// value.
-    pub(super) told: Option<[u8; VirtioNetConfig::LEN]>,
-    /// The identity of the predecessor that this device has replaced, until the driver continues or
+    pub(super) negotiated_config: Option<[u8; VirtioNetConfig::LEN]>,
+    /// The identity of the device that this one has replaced, until the driver continues or
     /// starts here.
-    pub(super) predecessor: Option<Identity>,
+    pub(super) replaced: Option<NetIdentity>,
 }
 
 impl NetOverlay {
@@ -40,33 +40,33 @@ impl NetOverlay {
             offer,
             mac: configured_mac(device, offer, mac)?,
             announcement: Announcement::default(),
-            told: None,
-            predecessor: None,
+            negotiated_config: None,
+            replaced: None,
         })
     }
 
     /// Returns the properties of `device` that the guest knows. `failed`: the device may report any
     /// value now.
-    pub(super) fn identify(&self, device: &Device, failed: bool) -> Result<Identity, Error> {
+    pub(super) fn identify(&self, device: &Device, failed: bool) -> Result<NetIdentity, Error> {
         if device.device_id() != VIRTIO_ID_NET {
             return Err(not_replaceable());
         }
-        Ok(Identity {
+        Ok(NetIdentity {
             mac: self.mac.as_ref().map(MacOverlay::configured),
-            config: match self.told {
-                Some(told) if failed => told,
+            config: match self.negotiated_config {
+                Some(config) if failed => config,
                 _ => read_net_config(device)?,
             },
         })
     }
 
-    /// See [`Hardware::succeed`](crate::virtio::backend::Hardware::succeed).
-    pub(super) fn take_place(
+    /// See [`Hardware::adopt`](crate::virtio::backend::Hardware::adopt).
+    pub(super) fn adopt(
         &mut self,
         device: &Device,
         id: &str,
-        identity: &Identity,
-        predecessor: &Predecessor,
+        identity: &NetIdentity,
+        replaced: &ReplacedDevice,
     ) -> Result<(), Error> {
         device.check(Operation::Probe)?;
         if device.device_id() != VIRTIO_ID_NET {
@@ -75,16 +75,16 @@ impl NetOverlay {
         let config = read_net_config(device)?;
         // An address that the VMM assigns changes the possible offer.
         let offer = Offer::new(device, id, identity.mac.is_some())?;
-        identity.check(config, offer.passes(VIRTIO_NET_F_MAC), predecessor.features)?;
+        identity.check(config, offer.passes(VIRTIO_NET_F_MAC), replaced.features)?;
         self.mac = configured_mac(device, offer, identity.mac)?;
         self.offer = offer;
-        self.predecessor = Some(identity.clone());
+        self.replaced = Some(identity.clone());
         Ok(())
     }
 
-    /// See [`Hardware::check_succession`](crate::virtio::backend::Hardware::check_succession).
-    pub(super) fn check_predecessor(&self, device: &Device, features: u64) -> Result<(), Error> {
-        match &self.predecessor {
+    /// See [`Hardware::check_adopted`](crate::virtio::backend::Hardware::check_adopted).
+    pub(super) fn check_replaced(&self, device: &Device, features: u64) -> Result<(), Error> {
+        match &self.replaced {
             Some(identity) => {
                 let addressed = self.offer.passes(VIRTIO_NET_F_MAC);
                 identity.check(read_net_config(device)?, addressed, features)

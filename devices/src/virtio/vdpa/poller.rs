@@ -22,7 +22,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vdpa::relay::{Pause, RelaySet, Strategy};
+use vdpa::relay::{Pause, Strategy, SvqSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::eventfd::signal;
@@ -51,13 +51,13 @@ struct Shared {
 #[derive(Debug)]
 pub(super) struct Poller {
     /// `None`: the thread has the relays.
-    parked: Option<Box<RelaySet>>,
+    parked: Option<Box<SvqSet>>,
     /// How each queue reached the device at the last hand-over of the relays.
     strategies: BTreeMap<u16, Strategy>,
     shared: Arc<Shared>,
     /// `None` only during drop: without it the thread ends.
-    to: Option<SyncSender<Box<RelaySet>>>,
-    from: Receiver<Box<RelaySet>>,
+    to: Option<SyncSender<Box<SvqSet>>>,
+    from: Receiver<Box<SvqSet>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -67,10 +67,10 @@ impl Poller {
     /// # Errors
     /// The relays, and the reason why there is no thread.
     pub(super) fn new(
-        set: RelaySet,
+        set: SvqSet,
         memory: &SharedMemory,
         failed: &Arc<EventFd>,
-    ) -> Result<Self, (RelaySet, Error)> {
+    ) -> Result<Self, (SvqSet, Error)> {
         match Self::spawn(memory, failed) {
             Ok(mut poller) => {
                 poller.strategies = set.strategies().collect();
@@ -93,7 +93,7 @@ impl Poller {
             failed: Arc::clone(failed),
             memory: Arc::clone(memory),
         });
-        let (to, given) = sync_channel::<Box<RelaySet>>(1);
+        let (to, given) = sync_channel::<Box<SvqSet>>(1);
         let (back, from) = sync_channel(1);
         let seen = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -121,7 +121,7 @@ impl Poller {
     ///
     /// # Errors
     /// The relays are lost.
-    pub(super) fn park(&mut self) -> Result<&mut RelaySet, Error> {
+    pub(super) fn park(&mut self) -> Result<&mut SvqSet, Error> {
         if self.parked.is_none() {
             self.shared.park.store(true, Ordering::Release);
             signal(&self.shared.wake);
@@ -163,7 +163,7 @@ impl Poller {
     }
 
     /// Ends the thread and returns the relays; `None` if they are lost.
-    pub(super) fn end(mut self) -> Option<RelaySet> {
+    pub(super) fn end(mut self) -> Option<SvqSet> {
         self.park().ok()?;
         self.parked.take().map(|set| *set)
     }
@@ -183,7 +183,7 @@ impl Drop for Poller {
 }
 
 /// Polls until the backend requests the relays.
-fn relay(set: &mut RelaySet, shared: &Shared) {
+fn relay(set: &mut SvqSet, shared: &Shared) {
     while !shared.park.load(Ordering::Acquire) {
         match set.poll(&*shared.memory) {
             Ok(progress) => rest(set, shared, progress.pause),
@@ -203,7 +203,7 @@ fn relay(set: &mut RelaySet, shared: &Shared) {
 }
 
 /// Waits for an event that ends a pause, and takes the signals.
-fn rest(set: &RelaySet, shared: &Shared, pause: Pause) {
+fn rest(set: &SvqSet, shared: &Shared, pause: Pause) {
     let limit = match pause {
         Pause::None => return,
         // Pauses are milliseconds; a pause that does not fit is skipped.

@@ -10,15 +10,15 @@
 //! ```
 //! | device | receive queues | transmit queues |
 //! |---|---|---|
-//! | suspends, resumes, reports positions; split rings | mediated | direct |
-//! | the same, packed rings | shadowed | direct |
+//! | suspends, resumes, reports positions; split rings | used shadow | direct |
+//! | the same, packed rings | full shadow | direct |
 //! | any other network device | shadowed, after a reset | shadowed |
 //!
 //! All queues of a device that is not a network device count as receive queues. A device that
 //! cannot be relayed is refused, with the reason. The used elements of a direct queue are written
-//! without a mark. [`WriteLog::unseen`](super::write_log::WriteLog::unseen) reports their location
-//! at any time instead of marking them at each harvest, because the copier knows best when it
-//! looks.
+//! without a mark. [`WriteLog::untracked_writes`](super::write_log::WriteLog::untracked_writes)
+//! reports their location at any time instead of marking them at each harvest, because the copier
+//! knows best when it looks.
 //!
 //! An active log outlives the driver. A driver that resets and restarts the device finds its queues
 //! relayed before the device writes anything. This file owns the decisions and their order. It must
@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use vdpa::control_queue::Command;
 use vdpa::device::State;
-use vdpa::relay::{Prepared, RelaySet, Strategy, choose};
+use vdpa::relay::{Prepared, Strategy, SvqSet, choose};
 use vdpa::uapi::BackendFeatures;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -69,7 +69,8 @@ pub(super) struct Plan {
 
 impl VdpaBackend {
     /// Marks each page that the device writes in guest memory's bitmap before the guest can see the
-    /// write, except for [`WriteLog::unseen`](super::write_log::WriteLog::unseen). Holds from the
+    /// write, except for
+    /// [`WriteLog::untracked_writes`](super::write_log::WriteLog::untracked_writes). Holds from the
     /// return of this call until [`VdpaBackend::end_relaying`].
     ///
     /// # Errors
@@ -284,7 +285,7 @@ impl VdpaBackend {
             }
         };
         let Err(error) = changed else {
-            self.nudge_control();
+            self.spurious_notify_control();
             return Ok(());
         };
         if self.rings.device.state() == State::Suspended {
@@ -297,7 +298,7 @@ impl VdpaBackend {
             }
         }
         match self.rings.device.state() {
-            State::Running => self.nudge_control(),
+            State::Running => self.spurious_notify_control(),
             // Half changed: restart as before, or in the only way in which the device can begin
             // there.
             State::Owned => {
@@ -314,9 +315,9 @@ impl VdpaBackend {
     }
 
     /// Kicks the control queue: a suspended device may have missed the kick of a command.
-    pub(super) fn nudge_control(&self) {
+    pub(super) fn spurious_notify_control(&self) {
         if let Some(control) = &self.control {
-            control.nudge_device();
+            control.spurious_notify();
         }
     }
 
@@ -340,9 +341,9 @@ impl VdpaBackend {
     }
 
     /// As [`VdpaBackend::bring_up`]; a failure is logged.
-    fn bring_up_again(&mut self, set: &mut RelaySet, targets: &[(u16, Strategy)]) {
+    fn bring_up_again(&mut self, set: &mut SvqSet, targets: &[(u16, Strategy)]) {
         match self.bring_up(set, targets) {
-            Ok(()) => self.nudge_control(),
+            Ok(()) => self.spurious_notify_control(),
             Err(error) => self.halted(&error),
         }
     }
@@ -352,7 +353,7 @@ impl VdpaBackend {
     /// ```text
     ///   memory mapped -> FEATURES_OK -> control queue -> rings, DRIVER_OK -> commands replayed
     /// ```
-    fn bring_up(&mut self, set: &mut RelaySet, targets: &[(u16, Strategy)]) -> Result<(), Error> {
+    fn bring_up(&mut self, set: &mut SvqSet, targets: &[(u16, Strategy)]) -> Result<(), Error> {
         let rings = set.prepare_start(targets, &[], &*self.rings.memory);
         let rings = rings.map_err(Error::relay)?;
         if let Err(source) = self.negotiate_again() {
@@ -377,7 +378,7 @@ impl VdpaBackend {
     /// Starts the negotiated device with relayed queues.
     fn start_set(
         &mut self,
-        set: &mut RelaySet,
+        set: &mut SvqSet,
         rings: Prepared,
         replay: &[Command],
     ) -> Result<(), Error> {
@@ -411,7 +412,7 @@ impl Plan {
     /// The plan that every network device supports.
     const RESTART: Self = Self {
         way: Way::Restart,
-        receive: Strategy::Shadowed,
-        transmit: Strategy::Shadowed,
+        receive: Strategy::FullShadow,
+        transmit: Strategy::FullShadow,
     };
 }

@@ -43,11 +43,11 @@ impl VdpaBackend {
             return Err(Error::other(format!("queue {index} is not enabled")));
         }
         let packed = negotiation.ring().packed;
-        let unseen = self.log.unseen_of(&self.rings, packed, index);
+        let untracked_writes = self.log.untracked_writes_of(&self.rings, packed, index);
         self.log.park()?;
         self.rings.device.suspend()?;
         self.log.park_queue(&mut self.rings, index)?;
-        mark(&self.rings.memory, &unseen);
+        mark(&self.rings.memory, &untracked_writes);
         self.rings.device.resume()?;
         self.rings.queues.retain(|queue| queue.index != index);
         self.log.go()?;
@@ -99,6 +99,6 @@ impl VdpaBackend {
     /// A device that was suspended may have missed kicks, and its driver may have missed calls.
     fn after_resume(&self) {
         self.rings.signal_all();
-        self.nudge_control();
+        self.spurious_notify_control();
     }
 }

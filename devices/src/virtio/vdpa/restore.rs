@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   save      wait for the control command in progress -> SUSPEND -> positions of all rings; the
-//!             next device takes again what this one took and did not complete (`succession.rs`)
+//!             next device takes again what this one took and did not complete (`hot_swap.rs`)
 //!               (a position is not available: RESUME, and the guest continues; if the buffers in
 //!               flight are unknown, once more by relays, which count them)
 //!             relayed, or without SUSPEND: positions from the relays (`relays.rs`), with nothing
@@ -23,11 +23,11 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 
 use super::device::VdpaBackend;
 use super::eventfd::signal;
+use super::hot_swap::Ring;
 use super::identity::read_net_config;
 use super::mac::MacOverlay;
 use super::offer::Negotiation;
 use super::saved::{Saved, SavedRing};
-use super::succession::Ring;
 use crate::virtio::backend::{Activation, Queue, SharedMemory};
 use crate::{Error, ErrorKind};
 
@@ -85,7 +85,7 @@ impl VdpaBackend {
             Ok(rings) => Ok(self.saved(&negotiation, rings)),
             Err(error) => {
                 // A failed save must not cost the guest its device.
-                self.go_on();
+                self.resume();
                 Err(error)
             }
         }
@@ -120,7 +120,7 @@ impl VdpaBackend {
     }
 
     /// Resumes a suspended device after its state was not available.
-    pub(super) fn go_on(&mut self) {
+    pub(super) fn resume(&mut self) {
         if let Err(error) = self.rings.device.resume() {
             tracing::error!(
                 device = %self.rings.id,
@@ -132,7 +132,7 @@ impl VdpaBackend {
             return;
         }
         self.rings.signal_all();
-        self.nudge_control();
+        self.spurious_notify_control();
     }
 
     fn check_kind(&self, saved: &Saved) -> Result<(), Error> {
@@ -162,7 +162,7 @@ impl VdpaBackend {
     /// failed since.
     pub(super) fn check_saved(&self, saved: &Saved) -> Result<(), Error> {
         self.check_kind(saved)?;
-        if let (Some(_), Some(control)) = (&self.net.predecessor, &saved.control) {
+        if let (Some(_), Some(control)) = (&self.net.replaced, &saved.control) {
             let limits = self.limits(saved.features, Some(read_net_config(&self.rings.device)?));
             let validated = control.state.validate(&limits);
             validated.map_err(Error::context(SAVED_CONTROL))?;
@@ -213,7 +213,7 @@ impl VdpaBackend {
         let initial = VringBase::initial(negotiation.ring().packed);
         let base_of = |index| bases.get(&index).copied().unwrap_or(initial);
         self.start(activation, base_of, &replay, guest_queue)?;
-        self.net.predecessor = None;
+        self.net.replaced = None;
         self.rings.signal_all();
         Ok(())
     }

@@ -9,7 +9,7 @@ use vdpa::device::{Device, State, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
 use vdpa::memory::{DmaRegion as _, GuestRegion};
-use vdpa::relay::{RelaySet, RelayedQueue};
+use vdpa::relay::{RelayedQueue, SvqSet};
 use vdpa::ring::{GuestRing, RingFeatures};
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
@@ -173,13 +173,13 @@ impl Rings {
     }
 
     /// Returns all data queues as direct relays.
-    pub(super) fn relay_set(&mut self, features: u64) -> Result<RelaySet, Error> {
+    pub(super) fn relay_set(&mut self, features: u64) -> Result<SvqSet, Error> {
         let queues = self.queues.iter();
         let queues = queues
             .map(|queue| self.relayed_queue(queue, features))
             .collect::<Result<_, _>>()?;
         let (iotlb, window) = (&mut self.iotlb, &mut self.window);
-        let set = RelaySet::new(self.device.info(), features, queues, iotlb, window);
+        let set = SvqSet::new(self.device.info(), features, queues, iotlb, window);
         set.map_err(Error::context(NOT_RELAYED))
     }
 
@@ -205,7 +205,7 @@ impl Rings {
     }
 
     /// Frees the relays' memory, which the device no longer uses.
-    pub(super) fn end_relays(&mut self, set: RelaySet) {
+    pub(super) fn end_relays(&mut self, set: SvqSet) {
         if let Err(error) = set.finish(&*self.memory, &mut self.iotlb, &mut self.window) {
             tracing::error!(
                 device = %self.id,

@@ -2,12 +2,12 @@
 //! that escape them.
 //!
 //! ```text
-//!   how a queue reaches the device      unseen until it is copied once more
+//!   how a queue reaches the device      untracked: to be copied once more
 //!   relayed                             nothing: its relay marks before the guest can see it
 //!   directly, the device only reads     its used elements
 //!   directly, else                      all memory: it could not be relayed at its start
 //! ```
-//! The copier of memory asks for the unseen areas at each look, so they are not marked at each
+//! The copier of memory asks for the untracked areas at each look, so they are not marked at each
 //! write. But bytes written **since the last look** must be marked when a queue is removed: they
 //! are not asked for afterwards. Buffers that the device has written and never returned need no
 //! tracking: the driver must not rely on them.
@@ -37,7 +37,7 @@ pub(super) struct WriteLog {
     pub(super) failed: Arc<EventFd>,
 }
 
-/// How a queue reaches the device, which determines its unseen writes.
+/// How a queue reaches the device, which determines its untracked writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
     Relayed,
@@ -96,16 +96,21 @@ impl WriteLog {
 
     /// Returns the areas that the device may write at any moment without a mark: guest-physical
     /// addresses and lengths in bytes. `packed` gives the format of its rings.
-    pub(super) fn unseen(&self, rings: &Rings, packed: bool) -> Vec<(u64, u64)> {
-        self.unseen_where(rings, packed, |_| true)
+    pub(super) fn untracked_writes(&self, rings: &Rings, packed: bool) -> Vec<(u64, u64)> {
+        self.untracked_writes_where(rings, packed, |_| true)
     }
 
-    /// As [`WriteLog::unseen`], for one queue.
-    pub(super) fn unseen_of(&self, rings: &Rings, packed: bool, queue: u16) -> Vec<(u64, u64)> {
-        self.unseen_where(rings, packed, |index| index == queue)
+    /// As [`WriteLog::untracked_writes`], for one queue.
+    pub(super) fn untracked_writes_of(
+        &self,
+        rings: &Rings,
+        packed: bool,
+        queue: u16,
+    ) -> Vec<(u64, u64)> {
+        self.untracked_writes_where(rings, packed, |index| index == queue)
     }
 
-    fn unseen_where(
+    fn untracked_writes_where(
         &self,
         rings: &Rings,
         packed: bool,
@@ -123,7 +128,7 @@ impl WriteLog {
 
     fn reach(&self, rings: &Rings, queue: u16) -> Reach {
         match self.strategy(queue) {
-            Some(Strategy::Mediated | Strategy::Shadowed) => Reach::Relayed,
+            Some(Strategy::UsedShadow | Strategy::FullShadow) => Reach::Relayed,
             Some(Strategy::Direct) if rings.transmits(queue) => Reach::Sends,
             // Without a relay: it could not be relayed when its driver started it.
             Some(Strategy::Direct) | None => Reach::Receives,
@@ -160,7 +165,7 @@ fn areas(
     areas
 }
 
-/// Marks unseen areas of queues that the device no longer has.
+/// Marks untracked areas of queues that the device no longer has.
 pub(super) fn mark(memory: &GuestMemory, areas: &[(u64, u64)]) {
     for &(address, len) in areas {
         let end = address.saturating_add(len);

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused() {
+    fn invalid_frames_are_refused() {
         for wire in [
             &[0_u8, 0, 0, 0, 0][..],
             &[99, 0, 0, 0, 0],

@@ -32,7 +32,7 @@ pub const PACKAGES: [&str; 11] = [
 /// A small test target of each package with integration tests. Cargo enables the features of a
 /// package's development dependencies when it builds a test of it. With these targets, programs and
 /// tests share one build of everything. A package's tests also build its programs.
-const SMALL_TESTS: [&str; 3] = ["skeleton_lab", "skeleton_kvm_vcpu", "api_access"];
+const SMALL_TESTS: [&str; 3] = ["boot_lab", "boot_kvm_vcpu", "api_access"];
 
 /// The programs that a measurement needs.
 const PROGRAMS: [&str; 4] = ["bellhop", "lab-host", "lab-guest", "lab-bench"];

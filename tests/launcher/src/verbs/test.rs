@@ -42,7 +42,7 @@ use summary::Summary;
 /// Arguments of `cargo lab test`.
 #[derive(Debug, clap::Args)]
 pub struct TestArguments {
-    /// An area (skeleton, hardware, rings, mgmt, api, migration), a file of tests (skeleton_boot),
+    /// An area (boot, vdpa, hardware, rings, mgmt, api, migration), a file of tests (boot_guest),
     /// or a part of tests' names; default: the gate
     filter: Option<String>,
     /// How often the tests that look for leaks repeat what they do
@@ -160,7 +160,7 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
     if harnesses.is_empty() && listed.unit.is_empty() {
         return Err(Error::missing(
             format!("no test has {:?} in its name", filter.text()),
-            "use an area (skeleton, hardware, rings, mgmt, api, migration), a file of tests or a \
+            "use an area (boot, vdpa, hardware, rings, mgmt, api, migration), a file of tests or a \
              part of a test's name",
         ));
     }
@@ -389,18 +389,18 @@ mod tests {
         let filter = |text| Filter::of(text, &repository).unwrap();
         assert_eq!(filter(None), Filter::All);
         assert_eq!(filter(Some("rings")), Filter::Area(Area::Rings));
-        let file = filter(Some("skeleton_boot"));
-        assert_eq!(file, Filter::File("skeleton_boot".into()));
-        assert!(file.includes("skeleton_boot", "x") && !file.includes("skeleton_net", "x"));
+        let file = filter(Some("boot_guest"));
+        assert_eq!(file, Filter::File("boot_guest".into()));
+        assert!(file.includes("boot_guest", "x") && !file.includes("vdpa_net", "x"));
         let all = test_names(&repository).unwrap();
         let words = file.cargo_words(&file.lab_tests(None, &all));
-        assert_eq!(words, ["--test", "skeleton_boot"]);
+        assert_eq!(words, ["--test", "boot_guest"]);
         let part = filter(Some("reboot"));
         assert!(part.includes("any", "a_reboot") && !part.includes("reboot", "other"));
         assert_eq!(part.lab_tests(None, &all), all);
         assert_eq!(part.cargo_words(&[])[0], "--lib");
         let gate = Gate::read(&repository).unwrap();
         let gated = filter(None).lab_tests(Some(&gate), &all);
-        assert!(gated.contains(&"skeleton_lab".into()) && gated.len() < all.len());
+        assert!(gated.contains(&"boot_lab".into()) && gated.len() < all.len());
     }
 }

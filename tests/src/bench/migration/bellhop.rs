@@ -11,8 +11,8 @@ use super::{Move, Vmm};
 use crate::api::Client;
 use crate::error::{Error, Result};
 use crate::guest::{BellhopArguments, Guest};
-use crate::place::Place;
 use crate::sim::SimDevice;
+use crate::temp_path::TempPath;
 
 /// How long an action that is instant without emulation may take.
 const NOTICE: Duration = Duration::from_secs(60);
@@ -27,16 +27,16 @@ const REST: Duration = Duration::from_millis(500);
 /// One end of a migration.
 #[derive(Debug)]
 struct End {
-    api: Place,
-    endpoint: Place,
+    api: TempPath,
+    endpoint: TempPath,
     device: SimDevice,
 }
 
 impl End {
     fn new(name: &str, mac: &str) -> Result<Self> {
         Ok(Self {
-            api: Place::new(&format!("{name}-api")),
-            endpoint: Place::new(&format!("{name}-move")),
+            api: TempPath::new(&format!("{name}-api")),
+            endpoint: TempPath::new(&format!("{name}-move")),
             device: SimDevice::net(name, mac, 1500)?,
         })
     }

@@ -1,7 +1,7 @@
 //! QEMU's guest, which migrates from one process to another and back.
 //!
 //! Its NIC is a plain `vhost-vdpa` one: QEMU puts shadow virtqueues under it when a migration
-//! begins, while Bellhop mediates.
+//! begins, while Bellhop shadows used rings.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -14,9 +14,9 @@ use super::traffic::wait_until;
 use super::{Move, Vmm};
 use crate::error::{Error, Result};
 use crate::guest::{BellhopArguments, Guest};
-use crate::place::Place;
 use crate::qmp::Qmp;
 use crate::sim::SimDevice;
+use crate::temp_path::TempPath;
 
 const SILENCE: Duration = Duration::from_secs(60);
 const NOTICE: Duration = Duration::from_secs(60);
@@ -29,16 +29,16 @@ const STOP: Duration = Duration::from_millis(3);
 /// One end of a migration.
 #[derive(Debug)]
 struct End {
-    monitor: Place,
-    incoming: Place,
+    monitor: TempPath,
+    incoming: TempPath,
     device: SimDevice,
 }
 
 impl End {
     fn new(name: &str, mac: &str) -> Result<Self> {
         Ok(Self {
-            monitor: Place::new(&format!("{name}-qmp")),
-            incoming: Place::new(&format!("{name}-move")),
+            monitor: TempPath::new(&format!("{name}-qmp")),
+            incoming: TempPath::new(&format!("{name}-move")),
             device: SimDevice::net(name, mac, 1500)?,
         })
     }

@@ -128,7 +128,7 @@ pub(super) fn compare(rounds: u32) -> Result<Compared> {
     for round in 1..=rounds {
         let theirs = part(qemu.exchange(as_long(&flat_out)?)?);
         let theirs_paced = part(qemu.pace(as_long(&paced)?)?);
-        ours.station.change(Strategy::Shadowed)?;
+        ours.station.change(Strategy::FullShadow)?;
         let own = ours.measure(Demand::Everything)?;
         ours.rest()?;
         let rate = whole(theirs_paced.frames_per_second)?;

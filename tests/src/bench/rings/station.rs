@@ -23,7 +23,7 @@ use vdpa::control_queue::MacAddress;
 use vdpa::device::Device;
 use vdpa::memory::GuestMemory;
 use vdpa::netdev::{Driver, Kick, Netdev, Options, QueuePair};
-use vdpa::relay::{Pause, RelaySet, Strategy};
+use vdpa::relay::{Pause, Strategy, SvqSet};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -129,7 +129,7 @@ impl Station {
     }
 
     /// Changes how the queues reach the device, as a migration would: shadowing covers both queues,
-    /// mediation only the receive queue. Returns the duration.
+    /// used-ring shadowing only the receive queue. Returns the duration.
     ///
     /// # Errors
     /// The device does not support it, or the relays failed before.
@@ -184,7 +184,7 @@ impl Drop for Station {
 #[derive(Debug)]
 struct Relays {
     device: Device,
-    set: RelaySet,
+    set: SvqSet,
     /// The descriptors to wait for with the current strategies.
     signals: Epoll,
     memory: Arc<GuestMemory>,
@@ -226,10 +226,10 @@ impl Relays {
             }
             Request::Change(how) => {
                 // In a transmit ring the device writes only its own part of the ring, so a VMM
-                // never mediates one.
+                // never gives it a used shadow.
                 let transmit = match how {
-                    Strategy::Mediated => Strategy::Direct,
-                    Strategy::Direct | Strategy::Shadowed => *how,
+                    Strategy::UsedShadow => Strategy::Direct,
+                    Strategy::Direct | Strategy::FullShadow => *how,
                 };
                 let targets = [(self.receive, *how), (self.transmit, transmit)];
                 let begin = Instant::now();
@@ -272,7 +272,7 @@ impl Relays {
 
 /// The descriptors that a poll waits for with these strategies. They are edge-triggered, so that an
 /// eventfd need not be read after each signal.
-fn signals(set: &RelaySet, wake: &EventFd) -> Result<Epoll> {
+fn signals(set: &SvqSet, wake: &EventFd) -> Result<Epoll> {
     let epoll = Epoll::new().map_err(Error::system("create an epoll instance"))?;
     for event in set.hints().chain([wake]) {
         let interest = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);

@@ -30,7 +30,7 @@ const TYPE: [u8; 2] = [0x88, 0xb5];
 /// Bytes of destination and source.
 const ADDRESSES: usize = 12;
 const NUMBER: std::ops::Range<usize> = 14..22;
-/// Frames received before the neighbour has its turn.
+/// Frames received before the peer has its turn.
 const BUDGET: usize = 64;
 /// The longest sleep of the thread. It is far longer than any wait for a frame, so a lost interrupt
 /// would show in the figures.
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_kept_and_says_when_the_next_frame_is_due() {
+    fn a_rate_is_kept_and_gives_the_time_of_the_next_frame() {
         let Some(since) = Instant::now().checked_sub(Duration::from_secs(1)) else {
             return;
         };

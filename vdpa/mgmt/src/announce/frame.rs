@@ -71,7 +71,7 @@ mod tests {
     const MAC: [u8; 6] = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
 
     #[test]
-    fn a_frame_is_what_rfc_903_says() {
+    fn a_frame_follows_rfc_903() {
         #[rustfmt::skip]
         let expected = [
             // Ethernet: broadcast, from the guest, Reverse ARP.

@@ -27,7 +27,7 @@ impl Sysfs {
         }
     }
 
-    fn told(&self, file: &str) -> String {
+    fn written(&self, file: &str) -> String {
         fs::read_to_string(self.0.join("bus/vdpa/drivers").join(file)).unwrap()
     }
 }
@@ -58,7 +58,7 @@ fn names_and_character_devices_are_found_both_ways() {
 }
 
 #[test]
-fn bad_names_missing_devices_and_a_missing_bus_are_told_apart() {
+fn bad_names_missing_devices_and_a_missing_bus_are_distinct_errors() {
     let sysfs = Sysfs::new("bad");
     let bus = Bus::at(&sysfs.0);
     for name in ["", ".", "..", "../x", "a/b", "a\0"] {
@@ -97,10 +97,10 @@ fn a_device_goes_from_driver_to_driver() {
     bus.bind("a", "virtio_vdpa").unwrap();
     bus.check_bind("a", "vhost_vdpa").unwrap();
     assert!(bus.check_bind("a", "other").is_err());
-    assert_eq!(sysfs.told("virtio_vdpa/unbind"), "");
+    assert_eq!(sysfs.written("virtio_vdpa/unbind"), "");
     bus.bind("a", "vhost_vdpa").unwrap();
-    assert_eq!(sysfs.told("virtio_vdpa/unbind"), "a");
-    assert_eq!(sysfs.told("vhost_vdpa/bind"), "a");
+    assert_eq!(sysfs.written("virtio_vdpa/unbind"), "a");
+    assert_eq!(sysfs.written("vhost_vdpa/bind"), "a");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn the_old_driver_comes_back_when_the_new_one_fails() {
     let error = Bus::at(&sysfs.0).bind("a", "vhost_vdpa").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotUndone);
     assert!(error.to_string().contains("now has virtio_vdpa"), "{error}");
-    assert_eq!(sysfs.told("virtio_vdpa/bind"), "a");
+    assert_eq!(sysfs.written("virtio_vdpa/bind"), "a");
 }
 
 #[test]
@@ -170,5 +170,5 @@ fn a_device_is_taken_from_its_driver() {
     sysfs.add("a", "virtio_vdpa", "virtio0");
     sysfs.driver("virtio_vdpa");
     Bus::at(&sysfs.0).unbind("a").unwrap();
-    assert_eq!(sysfs.told("virtio_vdpa/unbind"), "a");
+    assert_eq!(sysfs.written("virtio_vdpa/unbind"), "a");
 }

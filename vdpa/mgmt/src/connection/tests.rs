@@ -145,7 +145,7 @@ fn counters_keep_their_order_and_queues_their_purpose() {
 }
 
 #[test]
-fn what_is_missing_or_too_long_is_an_error() {
+fn missing_or_long_attributes_are_errors() {
     for missing in [
         VDPA_ATTR_DEV_NAME,
         VDPA_ATTR_MGMTDEV_DEV_NAME,
@@ -259,7 +259,7 @@ fn refusals_become_remedies() {
 }
 
 #[test]
-fn the_source_is_the_kernels_answer_and_said_once() {
+fn the_source_is_the_kernels_answer_and_printed_once() {
     let error = refused(
         &add(&"m".parse().unwrap()),
         Refusal::of(libc::EINVAL, Some("vdpa: why")),

@@ -4,7 +4,7 @@ use super::Connectivity;
 use super::detach::{Attaching, Note};
 use super::error::ConnectivityError;
 use super::kernel::Kernel;
-use super::place::Place;
+use super::locate::Place;
 use super::record::{Attached, Change, FunctionVlan, Subject};
 use crate::error::existing;
 use crate::journal::Journal as _;

@@ -40,7 +40,7 @@ impl<'a, K: Kernel> Attaching<'a, K> {
         }
     }
 
-    fn take_back(&mut self) -> Result<Vec<LeftAlone>, ConnectivityError> {
+    fn undo_attachment(&mut self) -> Result<Vec<LeftAlone>, ConnectivityError> {
         let not_undone = self.roll_back();
         if self.gone {
             return Ok(vec![LeftAlone::Gone(self.name.clone())]);
@@ -59,7 +59,7 @@ impl<'a, K: Kernel> Attaching<'a, K> {
     /// Undoes the changes before this error.
     pub(super) fn roll_back_after(&mut self, error: ConnectivityError) -> ConnectivityError {
         // Changes by others meanwhile stay.
-        match self.take_back() {
+        match self.undo_attachment() {
             Err(ConnectivityError::NotUndone { link, problems }) => {
                 ConnectivityError::NotTakenBack {
                     link,
@@ -137,7 +137,7 @@ pub(super) fn detach(
     let mut note = |_: &Attached| Ok(());
     let mut detaching = Attaching::new(kernel, attached.clone(), &mut note);
     detaching.gone = attached.boot.as_deref() != boot && !attached.changes.is_empty();
-    detaching.take_back()
+    detaching.undo_attachment()
 }
 
 fn undo(kernel: &impl Kernel, link: &Link, change: &Change, all: &[Change]) -> Undone {

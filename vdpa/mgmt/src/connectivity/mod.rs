@@ -23,12 +23,12 @@ mod attach;
 mod detach;
 mod error;
 mod kernel;
-mod place;
+mod locate;
+mod parse;
 mod record;
-mod words;
 
 pub use error::ConnectivityError;
-pub use place::{Place, representor};
+pub use locate::{Place, representor};
 pub use record::{Attached, Change, FunctionVlan, LeftAlone};
 
 use super::link::VlanId;

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::detach::detach;
 use super::kernel::Kernel;
-use super::place::among;
+use super::locate::among;
 use super::record::boot;
 use super::*;
 use crate::error::{Error, ErrorKind};
@@ -284,7 +284,7 @@ fn a_failure_at_each_step_leaves_everything_as_before() {
 }
 
 #[test]
-fn an_undoing_that_fails_is_said_and_can_be_tried_again() {
+fn a_failed_rollback_is_reported_and_can_be_repeated() {
     let mut fake = Fake::new();
     fake.fail_at = Some(2);
     fake.and_all_after = true;
@@ -313,7 +313,7 @@ fn an_undoing_that_fails_is_said_and_can_be_tried_again() {
 }
 
 #[test]
-fn what_others_changed_since_is_left_alone() {
+fn later_changes_of_others_are_left_alone() {
     let fake = Fake::new();
     let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
     fake.state.borrow_mut().links[2].mtu = 4000;
@@ -380,7 +380,7 @@ fn another_interface_of_the_same_index_is_not_touched() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_is_changed() {
+fn invalid_connections_are_refused_before_any_change() {
     type Case = (&'static str, fn(&mut State), &'static str);
     let cases: [Case; 7] = [
         ("bridge=br9", |_| {}, "`ip link add br9 type bridge`"),
@@ -442,7 +442,7 @@ fn in_legacy_mode_the_vlan_is_the_virtual_functions() {
         assert_eq!(fake.state.borrow().function, former.or(Some(Vlan::NONE)));
     }
     // As netdevsim reports it.
-    fake.state.borrow_mut().function = Vlan::told(0, 0, 0);
+    fake.state.borrow_mut().function = Vlan::from_kernel(0, 0, 0);
     let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place).unwrap();
     for _ in 0..2 {
         assert_eq!(detach(&fake, &attached, boot().as_deref()).unwrap(), []);
@@ -558,7 +558,7 @@ proptest! {
 }
 
 #[test]
-fn each_change_is_noted_before_it_is_made() {
+fn each_change_is_recorded_before_it_happens() {
     for fake in beginnings() {
         let mut noted = Vec::new();
         let attached = super::attach::attach(&fake, &wanted(), &fake.place(), &mut |attached| {

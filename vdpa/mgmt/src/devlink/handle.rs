@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_handle_is_refused() {
+    fn invalid_handles_are_refused() {
         let long = format!("pci/{}", "x".repeat(256));
         for text in [
             "", "/", "pci", "pci/", "/x", "pci/..", "../x", "a/b/c", "a\0/b", "pci/a\n", &long,

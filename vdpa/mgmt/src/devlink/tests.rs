@@ -333,7 +333,7 @@ fn every_flavour_has_its_numbers() {
 }
 
 #[test]
-fn parameters_have_the_type_that_the_kernel_says() {
+fn parameters_have_the_kernels_type() {
     let read = Param::of(&param()).unwrap();
     assert_eq!((read.name.as_str(), read.generic), ("enable_vnet", true));
     assert_eq!(read.value(Cmode::Driverinit), Some(&ParamValue::Flag(true)));
@@ -379,7 +379,7 @@ fn parameters_have_the_type_that_the_kernel_says() {
 }
 
 #[test]
-fn what_cannot_be_set_is_not_sent() {
+fn unsettable_parameters_are_not_sent() {
     let long = ParamValue::String("x".repeat(32));
     for bad in [long, ParamValue::String("a\0b".to_owned())] {
         assert!(param::setting(Cmode::Runtime, &bad).is_err());
@@ -472,7 +472,7 @@ fn rates_eswitches_reporters_and_reloads_are_read() {
 }
 
 #[test]
-fn events_are_told_apart() {
+fn events_are_distinct() {
     let of = |command, message: Message| {
         let header = vec![command, 1, 0, 0];
         Event::of(&Message { header, ..message }).unwrap()
@@ -687,7 +687,7 @@ fn refusals_become_remedies() {
 }
 
 #[test]
-fn the_source_is_the_kernels_answer_and_said_once() {
+fn the_source_is_the_kernels_answer_and_printed_once() {
     let error = refused(
         &Operation::Reload(&nic()),
         Refusal::of(libc::EINVAL, Some("why")),

@@ -183,7 +183,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_written_again(
+        fn parsed_names_are_printed_alike(
             text in "(c[0-9]{1,3})?pf?[0-9]{0,6}([svf]{1,2}[0-9]{0,11})?",
         ) {
             if let Ok(read) = text.parse::<PhysPortName>() {

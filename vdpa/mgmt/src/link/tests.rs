@@ -250,7 +250,7 @@ fn names_are_checked() {
 }
 
 #[test]
-fn namespaces_are_told_from_other_files() {
+fn namespaces_are_distinguished_from_other_files() {
     let here = Namespace::current().unwrap();
     let process = Namespace::of_process(std::process::id()).unwrap();
     assert!(here.is_same(&process).unwrap());
@@ -272,7 +272,7 @@ fn namespaces_are_told_from_other_files() {
 }
 
 #[test]
-fn messages_cut_anywhere_are_errors_or_say_less() {
+fn messages_cut_anywhere_are_errors_or_shorter() {
     for whole in [bridge(), port()] {
         for length in 0..whole.attributes.len() {
             let cut = Message {

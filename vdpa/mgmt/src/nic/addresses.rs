@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn other_messages_and_short_ones_say_nothing() {
+    fn other_messages_and_short_ones_are_ignored() {
         let mut message = Message {
             message_type: RTM_NEWADDR,
             header: vec![2, 24, 0, 0, 7, 0, 0, 0, 8, 0, 1, 0, 10, 0, 0, 1],

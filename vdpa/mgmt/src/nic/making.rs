@@ -9,7 +9,7 @@ use super::record::{MadeNic, State};
 use super::step::Step;
 use super::wait;
 use crate::connectivity::{Connectivity, Place};
-use crate::journal::{Journal, Moment, Outcome};
+use crate::journal::{Journal, Outcome, StepEvent};
 use crate::link::Links;
 
 /// A NIC that is being created or removed.
@@ -183,16 +183,16 @@ impl Journal for Making<'_> {
         self.observer.keep(&self.nic).map_err(NicError::Record)
     }
 
-    fn watch(&mut self, moment: Moment, step: &Step) -> Result<(), NicError> {
+    fn watch(&mut self, event: StepEvent, step: &Step) -> Result<(), NicError> {
         let (phase, what) = step.phase();
-        match moment {
-            Moment::Begin => self.tell(Activity::Begin(phase, &what)),
-            Moment::Done => self.tell(Activity::End(phase)),
-            Moment::Undo => {
+        match event {
+            StepEvent::Begin => self.tell(Activity::Begin(phase, &what)),
+            StepEvent::Done => self.tell(Activity::End(phase)),
+            StepEvent::Undo => {
                 self.say(Activity::Undo(&step.to_string()));
                 Ok(())
             }
-            Moment::Undone => Ok(()),
+            StepEvent::Undone => Ok(()),
         }
     }
 

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_changed_is_left() {
+    fn changes_of_others_are_kept() {
         assert_eq!(still(Some(1), Some(2), Some(2)), (Some(1), false));
         assert_eq!(still(Some(1), Some(1), Some(2)), (None, false));
         assert_eq!(still(Some(1), Some(3), Some(2)), (None, true));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_changed_is_remembered() {
+    fn only_changed_settings_are_recorded() {
         let now = VirtualFunction {
             mac: Some([2, 0, 0, 0, 0, 9]),
             rates: Some(Rates { min: 0, max: 7 }),

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_not_waited_for() {
+    fn present_devices_are_not_waited_for() {
         let never = || panic!("waited");
         let found = until("it", Duration::ZERO, || true, never, || Ok(Some(7)));
         assert_eq!(found.unwrap(), 7);

@@ -48,7 +48,7 @@ impl Sysfs {
         symlink(self.0.join(target), link).unwrap();
     }
 
-    pub(crate) fn told(&self, file: &str) -> String {
+    pub(crate) fn written(&self, file: &str) -> String {
         fs::read_to_string(self.0.join(file)).unwrap()
     }
 
@@ -68,7 +68,7 @@ fn address(text: &str) -> Address {
 }
 
 #[test]
-fn a_function_is_described_with_what_belongs_to_it() {
+fn a_function_is_described_with_its_parts() {
     let sysfs = Sysfs::new("described");
     sysfs.put(&format!("devices/{PF}/virtio3/net/enp1s0/mtu"), "1500\n");
     // A virtual function's representor.
@@ -163,11 +163,11 @@ fn a_function_goes_from_driver_to_driver() {
     assert!(pci.check_bind(address(VF), "vfio-pci").is_err());
     let checked = pci.check_bind(address(VF), "vp-vdpa").unwrap();
     assert_eq!(checked.driver.as_deref(), Some("nic"));
-    assert_eq!(sysfs.told("bus/pci/drivers/nic/unbind"), "");
+    assert_eq!(sysfs.written("bus/pci/drivers/nic/unbind"), "");
     pci.bind(address(VF), "vp-vdpa").unwrap();
-    assert_eq!(sysfs.told("bus/pci/drivers/nic/unbind"), VF);
-    assert_eq!(sysfs.told("bus/pci/drivers/vp-vdpa/bind"), VF);
-    assert_eq!(sysfs.told("bus/pci/drivers/nic/bind"), "");
+    assert_eq!(sysfs.written("bus/pci/drivers/nic/unbind"), VF);
+    assert_eq!(sysfs.written("bus/pci/drivers/vp-vdpa/bind"), VF);
+    assert_eq!(sysfs.written("bus/pci/drivers/nic/bind"), "");
 }
 
 #[test]
@@ -179,8 +179,8 @@ fn driver_and_override_come_back_when_the_new_driver_fails() {
     let error = sysfs.pci().bind(address(VF), "vp-vdpa").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotUndone);
     assert!(error.to_string().contains("which now has nic"), "{error}");
-    assert_eq!(sysfs.told("bus/pci/drivers/nic/bind"), VF);
-    assert_eq!(sysfs.told(&file), "nic\n");
+    assert_eq!(sysfs.written("bus/pci/drivers/nic/bind"), VF);
+    assert_eq!(sysfs.written(&file), "nic\n");
 }
 
 #[test]
@@ -210,6 +210,6 @@ fn a_function_that_a_program_has_through_vfio_is_left_alone() {
             "{text}"
         );
     }
-    assert_eq!(sysfs.told("bus/pci/drivers/vfio-pci/unbind"), "");
-    assert_eq!(sysfs.told(&format!("devices/{PF}/sriov_numvfs")), "1\n");
+    assert_eq!(sysfs.written("bus/pci/drivers/vfio-pci/unbind"), "");
+    assert_eq!(sysfs.written(&format!("devices/{PF}/sriov_numvfs")), "1\n");
 }

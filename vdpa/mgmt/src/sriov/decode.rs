@@ -63,7 +63,7 @@ fn virtual_function(bytes: &[u8]) -> Result<VirtualFunction, Malformed> {
             }
             IFLA_VF_VLAN => {
                 let (vlan, qos) = (word(kind, value, 1)?, word(kind, value, 2)?);
-                found.vlan = Vlan::told(vlan, qos, ETH_P_8021Q);
+                found.vlan = Vlan::from_kernel(vlan, qos, ETH_P_8021Q);
             }
             IFLA_VF_VLAN_LIST => vlan_of_list = vlans(value)?,
             // Of old kernels, without a minimum rate.
@@ -105,7 +105,7 @@ fn vlans(bytes: &[u8]) -> Result<Option<Vlan>, Malformed> {
         let (vlan, qos) = (word(kind, value, 1)?, word(kind, value, 2)?);
         let protocol = value.get(12..14).and_then(|bytes| bytes.try_into().ok());
         let protocol = u16::from_be_bytes(protocol.ok_or_else(|| short(kind))?);
-        return Ok(Vlan::told(vlan, qos, protocol));
+        return Ok(Vlan::from_kernel(vlan, qos, protocol));
     }
     Ok(None)
 }

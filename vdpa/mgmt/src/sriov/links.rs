@@ -106,14 +106,14 @@ impl Links {
                     return Err(none());
                 }
                 let before = settings.get(..done).unwrap_or_default();
-                return Err(self.take_back(&link, virtual_function, before, now, error));
+                return Err(self.restore(&link, virtual_function, before, now, error));
             }
         }
         Ok(())
     }
 
     /// Restores settings, the last one first. Returns the error to report.
-    fn take_back(
+    fn restore(
         &self,
         link: &Link,
         virtual_function: u32,

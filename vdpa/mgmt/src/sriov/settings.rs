@@ -97,7 +97,7 @@ impl Vlan {
     }
 
     /// A driver's values. `None` if out of range.
-    pub(crate) fn told(id: u32, qos: u32, ether_type: u16) -> Option<Self> {
+    pub(crate) fn from_kernel(id: u32, qos: u32, ether_type: u16) -> Option<Self> {
         Some(Self {
             id: u16::try_from(id).ok().filter(|&id| id <= VLAN_MAX + 1)?,
             qos: u8::try_from(qos).ok().filter(|&qos| qos <= QOS_MAX)?,

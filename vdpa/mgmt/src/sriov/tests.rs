@@ -64,7 +64,7 @@ fn link() -> Message {
 }
 
 #[test]
-fn what_is_set_is_what_is_read() {
+fn settings_are_read_back() {
     let link = Link::of(&link()).unwrap();
     assert_eq!((link.index, link.name.as_str()), (7, "enp1s0"));
     assert_eq!(link.virtual_functions.len(), 2);
@@ -102,7 +102,7 @@ fn attributes_are_laid_out_as_the_kernel_reads_them() {
 }
 
 #[test]
-fn an_old_kernel_says_less() {
+fn an_old_kernel_reports_less() {
     let list = nested(
         IFLA_VF_INFO,
         &[
@@ -227,7 +227,7 @@ fn refusals_become_remedies() {
 }
 
 #[test]
-fn what_no_virtual_function_can_have_is_refused() {
+fn impossible_settings_of_virtual_functions_are_refused() {
     assert_eq!(Vlan::new(0, 0, VlanProtocol::Dot1Q).unwrap(), Vlan::NONE);
     for (id, qos, protocol) in [
         (4095, 0, VlanProtocol::Dot1Q),
@@ -260,11 +260,11 @@ fn virtual_functions_are_counted() {
     pci.set_virtual_functions(physical, 1).unwrap();
     pci.check_virtual_functions(physical, 3).unwrap();
     assert!(pci.check_virtual_functions(physical, 5).is_err());
-    assert_eq!(sysfs.told(file), "1\n");
+    assert_eq!(sysfs.written(file), "1\n");
     pci.set_virtual_functions(physical, 3).unwrap();
-    assert_eq!(sysfs.told(file), "3\n");
+    assert_eq!(sysfs.written(file), "3\n");
     pci.set_virtual_functions(physical, 0).unwrap();
-    assert_eq!(sysfs.told(file), "0\n");
+    assert_eq!(sysfs.written(file), "0\n");
     std::fs::remove_file(sysfs.0.join("devices/0000:01:00.0/sriov_totalvfs")).unwrap();
     assert_eq!(refused(physical, 1), ErrorKind::NoSriov);
 }

@@ -287,7 +287,7 @@ fn a_nic_has_functions_representors_devices_and_a_holder() {
 }
 
 #[test]
-fn what_has_no_function_hangs_at_the_root() {
+fn devices_without_a_function_are_at_the_root() {
     let machine = Machine::new("root");
     machine.device("sim0", "devices/vdpasim_net", "vhost_vdpa", "vhost-vdpa-7");
     machine.device("own", "devices/virtual", "none", "x");
@@ -313,7 +313,7 @@ fn what_has_no_function_hangs_at_the_root() {
 }
 
 #[test]
-fn without_management_sysfs_says_where_devices_are() {
+fn without_management_sysfs_locates_devices() {
     let machine = Machine::with_nic("silent");
     machine.device(
         "nic0",
@@ -334,7 +334,7 @@ fn without_management_sysfs_says_where_devices_are() {
 }
 
 #[test]
-fn what_came_or_went_meanwhile_is_missing() {
+fn devices_changed_meanwhile_are_missing() {
     let machine = Machine::with_nic("meanwhile");
     machine.device("new", "devices/vdpasim_net", "vhost_vdpa", "vhost-vdpa-7");
     let gone = "pci/0000:05:00.0";
@@ -363,7 +363,7 @@ fn a_machine_with_nothing_has_an_empty_tree() {
 }
 
 #[test]
-fn processes_out_of_sight_are_told() {
+fn processes_out_of_sight_are_reported() {
     let machine = Machine::new("sight");
     machine.device("sim0", "devices/vdpasim_net", "vhost_vdpa", "vhost-vdpa-7");
     let management = machine.managed(&[("sim0", "vdpasim_net")], &["sim0"]);
@@ -390,7 +390,7 @@ fn processes_out_of_sight_are_told() {
 }
 
 #[test]
-fn what_makes_posting_impossible_is_found() {
+fn obstacles_to_posting_are_found() {
     let of = |file: &str, text: &str| {
         let machine = Machine::new("posting");
         machine.put(file, text);

@@ -5,31 +5,31 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::lane::{Lane, Mode, RelayedQueue, signal};
-use super::{RelaySet, no_such_queue, refused};
+use super::svq_queue::{Mode, RelayedQueue, SvqQueue, signal};
+use super::{SvqSet, no_such_queue, refused};
 use crate::Error;
 use crate::device::{Device, DeviceInfo, State, VringBase};
 use crate::iotlb::Iotlb;
 use crate::relay::{Dirty, Strategy};
 use crate::window::PrivateWindow;
 
-impl RelaySet {
+impl SvqSet {
     /// The strategy of each queue, by queue index.
     pub fn strategies(&self) -> impl Iterator<Item = (u16, Strategy)> {
-        let lanes = self.lanes.iter();
-        lanes.map(|lane| (lane.queue.index, lane.mode.strategy()))
+        let svqs = self.svqs.iter();
+        svqs.map(|svq| (svq.queue.index, svq.mode.strategy()))
     }
 
     /// Sets the eventfd for interrupts of `queue` to `call`, and signals it once. Returns the
     /// strategy of the queue. A direct queue's device signals its eventfd itself, so the caller
     /// sets it on the device too. `None`: the queue is not in the set.
     pub fn set_call(&mut self, queue: u16, call: Arc<EventFd>) -> Option<Strategy> {
-        let mut lanes = self.lanes.iter_mut();
-        let lane = lanes.find(|lane| lane.queue.index == queue)?;
-        lane.queue.call = call;
+        let mut svqs = self.svqs.iter_mut();
+        let svq = svqs.find(|svq| svq.queue.index == queue)?;
+        svq.queue.call = call;
         // An eventfd that cannot be written is no longer in use.
-        let _ = signal(&lane.queue.call);
-        Some(lane.mode.strategy())
+        let _ = signal(&svq.queue.call);
+        Some(svq.mode.strategy())
     }
 
     /// The position in each ring for a device that takes them all over, by queue index. `device` is
@@ -41,27 +41,26 @@ impl RelaySet {
     ///
     /// # Errors
     /// The chains that the device holds are unknown, and the ring does not show them; see
-    /// [`Relay::settle`](crate::relay::Relay::settle). The relays can continue.
+    /// [`Svq::settle`](crate::relay::Svq::settle). The relays can continue.
     pub fn bases(
         &mut self,
         device: &Device,
         dirty: &dyn Dirty,
     ) -> Result<Vec<(u16, VringBase)>, Error> {
         let in_order = self.features.in_order;
-        let lanes = self.lanes.iter_mut();
-        lanes
-            .map(|lane| {
-                let index = lane.queue.index;
-                // With IN_ORDER the entries from the used index on are the chains that it holds.
-                let asked = device.state() == State::Suspended && !in_order;
-                let base = if asked && matches!(lane.mode, Mode::Direct) {
-                    lane.take_over(device.vring_base(index))
-                } else {
-                    lane.settle(dirty)
-                };
-                Ok((index, base.or_else(|error| lane.taken_again(error))?))
-            })
-            .collect()
+        let svqs = self.svqs.iter_mut();
+        svqs.map(|svq| {
+            let index = svq.queue.index;
+            // With IN_ORDER the entries from the used index on are the chains that it holds.
+            let asked = device.state() == State::Suspended && !in_order;
+            let base = if asked && matches!(svq.mode, Mode::Direct) {
+                svq.take_over(device.vring_base(index))
+            } else {
+                svq.settle(dirty)
+            };
+            Ok((index, base.or_else(|error| svq.resume_base(error))?))
+        })
+        .collect()
     }
 
     /// Removes a queue from a suspended device and from the set.
@@ -76,19 +75,19 @@ impl RelaySet {
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
     ) -> Result<(), Error> {
-        let position = self.lanes.iter().position(|lane| lane.queue.index == queue);
+        let position = self.svqs.iter().position(|svq| svq.queue.index == queue);
         let position = position.ok_or_else(|| no_such_queue(queue))?;
         device.park_vring(queue).map_err(refused)?;
-        let mut lane = self.lanes.swap_remove(position);
-        lane.last_pass(dirty);
-        lane.unmap(iotlb, window)
+        let mut svq = self.svqs.swap_remove(position);
+        svq.last_pass(dirty);
+        svq.unmap(iotlb, window)
             .map_err(|source| private_failed(queue, source))
     }
 
     /// Adds a queue at its start to a suspended device and to the set.
     ///
     /// # Errors
-    /// As [`RelaySet::new`], or the device refuses; the queue may be half set up then, until the
+    /// As [`SvqSet::new`], or the device refuses; the queue may be half set up then, until the
     /// device is reset.
     pub fn add(
         &mut self,
@@ -104,12 +103,12 @@ impl RelaySet {
         let wanted = self.check(&[(index, strategy)])?;
         for (position, strategy) in wanted {
             let features = self.features;
-            let Some(lane) = self.lanes.get(position) else {
+            let Some(svq) = self.svqs.get(position) else {
                 continue;
             };
-            let base = lane.initial_base();
-            let mode = lane.make(strategy, features, base, base);
-            let mode = mode.map_err(|source| lane.failed(source))?;
+            let base = svq.initial_base();
+            let mode = svq.make(strategy, features, base, base);
+            let mode = mode.map_err(|source| svq.failed(source))?;
             self.switch(device, position, mode, base)?;
         }
         Ok(())
@@ -126,8 +125,8 @@ impl RelaySet {
         iotlb: &mut Iotlb,
         window: &mut PrivateWindow,
     ) -> Result<(), Error> {
-        for lane in &mut self.lanes {
-            lane.last_pass(dirty);
+        for svq in &mut self.svqs {
+            svq.last_pass(dirty);
         }
         self.dismantle(iotlb, window)
     }
@@ -139,8 +138,8 @@ impl RelaySet {
         window: &mut PrivateWindow,
     ) -> Result<(), Error> {
         let mut result = Ok(());
-        for lane in self.lanes {
-            result = result.and(lane.unmap(iotlb, window));
+        for svq in self.svqs {
+            result = result.and(svq.unmap(iotlb, window));
         }
         result
     }
@@ -162,8 +161,8 @@ impl RelaySet {
         }
         let known = info.queue(queue.index);
         let known = known.map_err(Error::context("cannot relay the queue"))?;
-        let lane = Lane::new(queue, known.max_size, iotlb, window)?;
-        self.lanes.push(lane);
+        let svq = SvqQueue::new(queue, known.max_size, iotlb, window)?;
+        self.svqs.push(svq);
         Ok(())
     }
 }

@@ -20,7 +20,7 @@
 
 use std::collections::HashSet;
 
-use crate::relay::mediate::{PASS, Step, recheck_kicks};
+use crate::relay::used_shadow::{PASS, Step, recheck_kicks};
 use crate::ring::split::Suppression;
 
 const CHAINS: u8 = 2;

@@ -5,25 +5,25 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::model::{ADDRESSES, SIZE, Space, World, buffer, layout};
+use super::model::{ADDRESSES, RingSim, SIZE, Space, buffer, layout};
 use crate::device::VringBase;
 use crate::memory::SharedBuffer;
-use crate::relay::{MediatedQueue, Relay, ShadowQueue, Strategy as How};
+use crate::relay::{FullShadow, Strategy as How, Svq, UsedShadow};
 use crate::ring::Violation;
 use crate::ring::split::{DeviceQueue, GuestRing};
 use crate::{Error, ErrorKind};
 
-/// A world in which the device has taken four chains.
-fn four(how: How) -> World {
-    let mut world = World::new(false, false, 0);
-    world.change(how).unwrap();
+/// A simulation in which the device has taken four chains.
+fn four(how: How) -> RingSim {
+    let mut sim = RingSim::new(false, false, 0);
+    sim.change(how).unwrap();
     for _ in 0..4 {
-        world.add();
+        sim.add();
     }
-    world.pass();
-    world.fetch(4);
-    assert_eq!(world.device.held.len(), 4);
-    world
+    sim.pass();
+    sim.fetch(4);
+    assert_eq!(sim.device.held.len(), 4);
+    sim
 }
 
 fn violation(error: Error) -> Violation {
@@ -31,47 +31,47 @@ fn violation(error: Error) -> Violation {
     error.violation().unwrap()
 }
 
-fn pass(world: &mut World) -> Result<(), Error> {
-    let relay = world.relay.as_mut().unwrap();
-    relay.pass(&world.log).map(drop)
+fn pass(sim: &mut RingSim) -> Result<(), Error> {
+    let relay = sim.relay.as_mut().unwrap();
+    relay.pass(&sim.log).map(drop)
 }
 
 #[test]
 fn a_device_can_use_nothing_that_it_was_not_given() {
-    for how in [How::Mediated, How::Shadowed] {
+    for how in [How::UsedShadow, How::FullShadow] {
         // Each of its four chains may come back once; no other, and none twice.
         for id in [u32::from(SIZE), 0x1_0000, u32::MAX] {
-            let mut world = four(how);
-            world.device.put(id, 0);
-            world.device.publish(1);
+            let mut sim = four(how);
+            sim.device.put(id, 0);
+            sim.device.publish(1);
             assert_eq!(
-                violation(pass(&mut world).unwrap_err()),
+                violation(pass(&mut sim).unwrap_err()),
                 Violation::NotOutstanding { id }
             );
         }
-        let mut world = four(how);
-        let id = u32::from(world.device.held[0]);
+        let mut sim = four(how);
+        let id = u32::from(sim.device.held[0]);
         for index in 1..=2 {
-            world.device.put(id, 0);
-            world.device.publish(index);
+            sim.device.put(id, 0);
+            sim.device.publish(index);
         }
         assert_eq!(
-            violation(pass(&mut world).unwrap_err()),
+            violation(pass(&mut sim).unwrap_err()),
             Violation::NotOutstanding { id }
         );
         for jump in [5, 9, 0x8000, u16::MAX] {
-            let mut world = four(how);
-            world.device.publish(jump);
+            let mut sim = four(how);
+            sim.device.publish(jump);
             assert!(matches!(
-                violation(pass(&mut world).unwrap_err()),
+                violation(pass(&mut sim).unwrap_err()),
                 Violation::IndexJump { moved, .. } if moved == jump
             ));
         }
-        let mut world = four(how);
-        world.device.put(u32::from(world.device.held[0]), 65);
-        world.device.publish(1);
+        let mut sim = four(how);
+        sim.device.put(u32::from(sim.device.held[0]), 65);
+        sim.device.publish(1);
         assert_eq!(
-            violation(pass(&mut world).unwrap_err()),
+            violation(pass(&mut sim).unwrap_err()),
             Violation::TooLong {
                 written: 65,
                 offered: 64
@@ -83,18 +83,18 @@ fn a_device_can_use_nothing_that_it_was_not_given() {
 /// A device may write more than it reports: all of the chain is marked.
 #[test]
 fn all_that_the_device_may_write_is_marked() {
-    for how in [How::Mediated, How::Shadowed] {
+    for how in [How::UsedShadow, How::FullShadow] {
         for written in [0, 1, 63] {
-            let mut world = four(how);
-            let head = u32::from(world.device.held[0]);
-            world.device.put(head, written);
-            world.device.publish(1);
-            pass(&mut world).unwrap();
+            let mut sim = four(how);
+            let head = u32::from(sim.device.held[0]);
+            sim.device.put(head, written);
+            sim.device.publish(1);
+            pass(&mut sim).unwrap();
             let at = ADDRESSES.device + 4;
             let mut id = [0; 2];
-            world.space.read(at, &mut id);
+            sim.space.read(at, &mut id);
             let start = buffer(u16::from_le_bytes(id));
-            let marked = world.log.0.borrow().iter().copied().collect::<Vec<u64>>();
+            let marked = sim.log.0.borrow().iter().copied().collect::<Vec<u64>>();
             assert!(
                 marked.into_iter().eq(start..start + 64),
                 "{how:?} {written}"
@@ -105,16 +105,15 @@ fn all_that_the_device_may_write_is_marked() {
 
 /// A ring with one chain made available by hand.
 fn ring_with(descriptors: &[(u64, u32, u16, u16)], table: &[(u64, u32, u16, u16)]) -> GuestRing {
-    let world = World::new(false, false, 0);
+    let sim = RingSim::new(false, false, 0);
     for (base, entries) in [(ADDRESSES.descriptor, descriptors), (0x8000, table)] {
         for (at, &(address, len, flags, next)) in (0..).zip(entries) {
-            world
-                .space
+            sim.space
                 .descriptor(base + 16 * at, address, len, flags, next);
         }
     }
-    world.space.set_u16(ADDRESSES.driver + 2, 1);
-    world.ring()
+    sim.space.set_u16(ADDRESSES.driver + 2, 1);
+    sim.ring()
 }
 
 #[test]
@@ -212,15 +211,15 @@ fn chains_that_break_a_rule_are_refused() {
 
 #[test]
 fn rings_must_lie_in_guest_memory() {
-    let world = World::new(false, false, 0);
+    let sim = RingSim::new(false, false, 0);
     for (size, offset) in [(3, 0), (0, 0), (SIZE, 1), (SIZE, 1 << 40), (SIZE, 0xf_f000)] {
         let mut addresses = ADDRESSES;
         addresses.descriptor += offset;
-        let memory = Arc::clone(&world.space.guest);
+        let memory = Arc::clone(&sim.space.guest);
         assert!(GuestRing::new(memory, size, addresses, true).is_err());
     }
     let small = Arc::new(SharedBuffer::new(4096, 1 << 41).unwrap());
-    let queue = MediatedQueue::new(world.ring(), Arc::clone(&small), 4096, false, false, 0);
+    let queue = UsedShadow::new(sim.ring(), Arc::clone(&small), 4096, false, false, 0);
     assert!(
         queue
             .unwrap_err()
@@ -228,7 +227,7 @@ fn rings_must_lie_in_guest_memory() {
             .contains("of a shared buffer of")
     );
     let base = VringBase::initial(false);
-    let queue = ShadowQueue::new(world.ring().into(), base, small, SIZE, 0, false, base);
+    let queue = FullShadow::new(sim.ring().into(), base, small, SIZE, 0, false, base);
     assert!(
         queue
             .unwrap_err()
@@ -239,37 +238,37 @@ fn rings_must_lie_in_guest_memory() {
 
 /// With IN_ORDER one element completes all chains before it, and all are reported.
 #[test]
-fn one_element_stands_for_a_batch() {
-    let mut world = World::new(false, false, 65534);
-    let ring = world.ring();
-    let private = Arc::clone(&world.space.private);
-    let queue = MediatedQueue::new(ring, private, layout().size(), false, true, 65534).unwrap();
-    world.device.ring = queue.addresses();
-    world.relay = Some(Box::new(queue));
+fn one_element_completes_a_batch() {
+    let mut sim = RingSim::new(false, false, 65534);
+    let ring = sim.ring();
+    let private = Arc::clone(&sim.space.private);
+    let queue = UsedShadow::new(ring, private, layout().size(), false, true, 65534).unwrap();
+    sim.device.ring = queue.addresses();
+    sim.relay = Some(Box::new(queue));
     for _ in 0..5 {
-        world.add();
+        sim.add();
     }
-    world.fetch(5);
-    let heads = world.device.held.clone();
+    sim.fetch(5);
+    let heads = sim.device.held.clone();
     // Two batches, three chains and two, shown at once.
-    world.device.put(u32::from(heads[2]), 64);
-    world.device.publish(1);
-    world.device.put(u32::from(heads[4]), 64);
-    world.device.publish(3);
-    pass(&mut world).unwrap();
-    assert_eq!(world.ring().used_index().unwrap(), 3);
+    sim.device.put(u32::from(heads[2]), 64);
+    sim.device.publish(1);
+    sim.device.put(u32::from(heads[4]), 64);
+    sim.device.publish(3);
+    pass(&mut sim).unwrap();
+    assert_eq!(sim.ring().used_index().unwrap(), 3);
     for head in heads {
-        assert!(world.log.0.borrow().contains(&buffer(head)), "{head}");
+        assert!(sim.log.0.borrow().contains(&buffer(head)), "{head}");
     }
     // An element for a chain beyond the index.
-    world.add();
-    world.add();
-    world.fetch(8);
-    let last = u32::from(world.device.held[6]);
-    world.device.put(last, 64);
-    world.device.publish(4);
+    sim.add();
+    sim.add();
+    sim.fetch(8);
+    let last = u32::from(sim.device.held[6]);
+    sim.device.put(last, 64);
+    sim.device.publish(4);
     assert_eq!(
-        violation(pass(&mut world).unwrap_err()),
+        violation(pass(&mut sim).unwrap_err()),
         Violation::NotOutstanding { id: last }
     );
 }
@@ -277,7 +276,7 @@ fn one_element_stands_for_a_batch() {
 /// Writes a few bytes into a ring, as either side might.
 fn scribble(space: &Space, private: bool, at: u64, bytes: &[u8]) {
     if private {
-        let size = layout().size() + MediatedQueue::memory_size(SIZE);
+        let size = layout().size() + UsedShadow::memory_size(SIZE);
         space.write((1 << 40) + at % (size - 16), bytes);
     } else {
         // Descriptors, avail and used ring and indirect tables.
@@ -293,7 +292,7 @@ proptest! {
     /// addresses lie in guest memory.
     #[test]
     fn nothing_in_memory_breaks_a_relay(
-        mediated in any::<bool>(),
+        used_shadow in any::<bool>(),
         event_idx in any::<bool>(),
         steps in prop::collection::vec(
             (
@@ -304,22 +303,22 @@ proptest! {
             1..60,
         ),
     ) {
-        let how = if mediated { How::Mediated } else { How::Shadowed };
-        let mut world = World::new(event_idx, true, 0);
-        world.change(how).unwrap();
+        let how = if used_shadow { How::UsedShadow } else { How::FullShadow };
+        let mut sim = RingSim::new(event_idx, true, 0);
+        sim.change(how).unwrap();
         for _ in 0..5 {
-            world.add();
+            sim.add();
         }
         for (private, at, bytes) in steps {
-            scribble(&world.space, private, at, &bytes);
-            if pass(&mut world).is_err() {
+            scribble(&sim.space, private, at, &bytes);
+            if pass(&mut sim).is_err() {
                 // Another pass, and giving up, must stay harmless.
-                let _ = pass(&mut world);
-                let relay = world.relay.as_mut().unwrap();
-                let _ = relay.finish(&world.log).and_then(|_| relay.settle());
+                let _ = pass(&mut sim);
+                let relay = sim.relay.as_mut().unwrap();
+                let _ = relay.finish(&sim.log).and_then(|_| relay.settle());
                 break;
             }
         }
-        prop_assert!(world.log.0.borrow().iter().all(|byte| *byte < 1 << 20));
+        prop_assert!(sim.log.0.borrow().iter().all(|byte| *byte < 1 << 20));
     }
 }

@@ -1,5 +1,5 @@
 //! Models of a guest's driver and a device, which access memory only as the two sides of a ring. A
-//! world connects them through a relay or directly.
+//! simulation connects them through a relay or directly.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::super::{Dirty, MediatedQueue, Relay, ShadowQueue, Signals, Strategy};
+use super::super::{Dirty, FullShadow, Signals, Strategy, Svq, UsedShadow};
 use crate::Error;
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::{GuestMemory, SharedBuffer};
@@ -48,7 +48,7 @@ pub(super) struct Space {
 impl Space {
     fn new() -> Self {
         let guest = GuestMemory::from_ranges(&[(GuestAddress(0), RAM)]).unwrap();
-        let size = layout().size() + MediatedQueue::memory_size(SIZE);
+        let size = layout().size() + UsedShadow::memory_size(SIZE);
         Self {
             guest: Arc::new(guest),
             private: Arc::new(SharedBuffer::new(size, WINDOW).unwrap()),
@@ -348,11 +348,11 @@ impl Device {
 
 /// Guest, device, and the relay between them.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct RingSim {
     pub(super) space: Space,
     pub(super) guest: Guest,
     pub(super) device: Device,
-    pub(super) relay: Option<Box<dyn Relay>>,
+    pub(super) relay: Option<Box<dyn Svq>>,
     pub(super) log: Log,
     event_idx: bool,
     interrupted: bool,
@@ -360,7 +360,7 @@ pub(super) struct World {
     relayed: std::ops::Range<u16>,
 }
 
-impl World {
+impl RingSim {
     /// Begins with a direct queue and both indices at `start`.
     pub(super) fn new(event_idx: bool, indirect: bool, start: u16) -> Self {
         let space = Space::new();
@@ -413,7 +413,7 @@ impl World {
             .map_or(Strategy::Direct, |relay| relay.strategy())
     }
 
-    /// The steps of `RelaySet::change`, with the model as the device.
+    /// The steps of `SvqSet::change`, with the model as the device.
     pub(super) fn change(&mut self, target: Strategy) -> Result<(), Error> {
         let now = self.strategy();
         if now == target {
@@ -430,7 +430,7 @@ impl World {
         if let Some(relay) = &mut self.relay {
             relay.finish(&self.log)?;
         }
-        let base = if now == Strategy::Shadowed || target == Strategy::Shadowed {
+        let base = if now == Strategy::FullShadow || target == Strategy::FullShadow {
             match &mut self.relay {
                 None => ring.used_index()?,
                 Some(relay) => index(&relay.settle()?.base()),
@@ -441,19 +441,19 @@ impl World {
         let private = Arc::clone(&self.space.private);
         self.relay = match target {
             Strategy::Direct => None,
-            Strategy::Mediated => {
+            Strategy::UsedShadow => {
                 let offset = layout().size();
-                let queue = MediatedQueue::new(ring, private, offset, self.event_idx, false, base)?;
+                let queue = UsedShadow::new(ring, private, offset, self.event_idx, false, base)?;
                 Some(Box::new(queue))
             }
-            Strategy::Shadowed => {
-                let stands = VringBase::Split {
+            Strategy::FullShadow => {
+                let ring_position = VringBase::Split {
                     index: ring.used_index()?,
                 };
                 let base = VringBase::Split { index: base };
                 let events = self.event_idx;
                 let mut queue =
-                    ShadowQueue::new(ring.into(), stands, private, SIZE, 0, events, base)?;
+                    FullShadow::new(ring.into(), ring_position, private, SIZE, 0, events, base)?;
                 queue.fill()?;
                 Some(Box::new(queue))
             }
@@ -473,12 +473,12 @@ impl World {
 
     pub(super) fn add(&mut self) {
         // A shadowed device does not get the guest's kicks; the shadow polls.
-        if self.guest.add() == Some(true) && self.strategy() != Strategy::Shadowed {
+        if self.guest.add() == Some(true) && self.strategy() != Strategy::FullShadow {
             self.device.kicked = true;
         }
     }
 
-    /// As [`World::add`]; whether the guest kicks for it.
+    /// As [`RingSim::add`]; whether the guest kicks for it.
     pub(super) fn add_kicks(&mut self) -> bool {
         self.guest.add() == Some(true)
     }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::model::{ADDRESSES, SIZE, World};
+use super::model::{ADDRESSES, RingSim, SIZE};
 use crate::ErrorKind;
 use crate::relay::{Signals, Strategy as How};
 
@@ -25,38 +25,38 @@ fn step() -> impl Strategy<Value = Step> {
         5 => Just(Step::Pass),
         4 => Just(Step::Take),
         2 => any::<bool>().prop_map(Step::Interrupts),
-        1 => prop_oneof![Just(How::Direct), Just(How::Mediated), Just(How::Shadowed)]
+        1 => prop_oneof![Just(How::Direct), Just(How::UsedShadow), Just(How::FullShadow)]
             .prop_map(Step::Change),
     ]
 }
 
-fn run(world: &mut World, steps: &[Step], reorders: bool) {
+fn run(sim: &mut RingSim, steps: &[Step], reorders: bool) {
     for &step in steps {
         match step {
-            Step::Add => world.add(),
-            Step::Fetch(most) => world.fetch(most),
-            Step::Complete(which) => world.complete(if reorders { which } else { 0 }),
+            Step::Add => sim.add(),
+            Step::Fetch(most) => sim.fetch(most),
+            Step::Complete(which) => sim.complete(if reorders { which } else { 0 }),
             Step::Pass => {
-                world.pass();
+                sim.pass();
             }
-            Step::Take => world.take(),
-            Step::Interrupts(enabled) => world.napi(enabled),
+            Step::Take => sim.take(),
+            Step::Interrupts(enabled) => sim.napi(enabled),
             Step::Change(target) => {
-                let unknown = world.strategy() == How::Direct
-                    && target == How::Shadowed
-                    && !world.device.held.is_empty();
+                let unknown = sim.strategy() == How::Direct
+                    && target == How::FullShadow
+                    && !sim.device.held.is_empty();
                 if unknown {
                     // The documented way.
-                    world.change(How::Mediated).unwrap();
+                    sim.change(How::UsedShadow).unwrap();
                 }
-                match world.change(target) {
+                match sim.change(target) {
                     Ok(()) => {}
                     Err(error) => assert_eq!(error.kind(), ErrorKind::InFlightUnknown, "{error}"),
                 }
             }
         }
     }
-    world.settle();
+    sim.settle();
 }
 
 fn start() -> impl Strategy<Value = u16> {
@@ -77,110 +77,110 @@ proptest! {
         sends in any::<bool>(),
         start in start(),
     ) {
-        let mut world = World::new(event_idx, indirect, start);
+        let mut sim = RingSim::new(event_idx, indirect, start);
         if sends {
-            world.guest.sends();
+            sim.guest.sends();
         }
-        run(&mut world, &steps, reorders);
+        run(&mut sim, &steps, reorders);
     }
 }
 
 #[test]
 fn a_long_run_over_the_wrap_in_each_strategy() {
-    for how in [How::Mediated, How::Shadowed] {
+    for how in [How::UsedShadow, How::FullShadow] {
         for event_idx in [false, true] {
-            let mut world = World::new(event_idx, true, 65000);
-            world.change(how).unwrap();
+            let mut sim = RingSim::new(event_idx, true, 65000);
+            sim.change(how).unwrap();
             for round in 0..2000usize {
-                world.add();
-                world.add();
-                world.pass();
-                world.fetch(4);
-                world.complete(round);
-                world.complete(round / 3);
-                world.pass();
-                world.take();
+                sim.add();
+                sim.add();
+                sim.pass();
+                sim.fetch(4);
+                sim.complete(round);
+                sim.complete(round / 3);
+                sim.pass();
+                sim.take();
             }
-            world.settle();
+            sim.settle();
         }
     }
 }
 
 /// Chains in flight out of order move to another ring, each once.
 #[test]
-fn what_is_in_flight_is_named_by_the_avail_ring_after_a_change() {
-    let mut world = World::new(true, false, 65534);
-    world.change(How::Mediated).unwrap();
+fn the_avail_ring_names_chains_in_flight_after_a_change() {
+    let mut sim = RingSim::new(true, false, 65534);
+    sim.change(How::UsedShadow).unwrap();
     for _ in 0..6 {
-        world.add();
+        sim.add();
     }
-    world.fetch(6);
+    sim.fetch(6);
     for which in [3, 1, 3] {
-        world.complete(which);
+        sim.complete(which);
     }
-    let left = world.device.held.clone();
+    let left = sim.device.held.clone();
     assert_eq!(left.len(), 3);
-    world.change(How::Shadowed).unwrap();
-    assert!(world.device.held.is_empty());
+    sim.change(How::FullShadow).unwrap();
+    assert!(sim.device.held.is_empty());
     for _ in 0..3 {
-        world.add();
+        sim.add();
     }
-    world.pass();
-    world.fetch(8);
-    world.complete(2);
-    world.change(How::Direct).unwrap();
-    assert!(world.device.held.is_empty());
-    world.settle();
+    sim.pass();
+    sim.fetch(8);
+    sim.complete(2);
+    sim.change(How::Direct).unwrap();
+    assert!(sim.device.held.is_empty());
+    sim.settle();
 }
 
 /// The two newest chains have the places of older ones in the private ring.
 #[test]
 fn a_shadow_hands_chains_over_in_the_order_in_which_they_came() {
-    let mut world = World::new(false, false, 65534);
-    world.change(How::Shadowed).unwrap();
+    let mut sim = RingSim::new(false, false, 65534);
+    sim.change(How::FullShadow).unwrap();
     for _ in 0..SIZE {
-        world.add();
+        sim.add();
     }
-    world.pass();
-    world.fetch(usize::from(SIZE));
-    world.complete(2);
-    world.complete(0);
-    world.pass();
-    world.take();
-    world.add();
-    world.add();
-    world.pass();
-    world.change(How::Direct).unwrap();
-    world.settle();
-    assert_eq!(world.guest.returned, [2, 0, 1, 3, 4, 5, 6, 7, 8, 9]);
+    sim.pass();
+    sim.fetch(usize::from(SIZE));
+    sim.complete(2);
+    sim.complete(0);
+    sim.pass();
+    sim.take();
+    sim.add();
+    sim.add();
+    sim.pass();
+    sim.change(How::Direct).unwrap();
+    sim.settle();
+    assert_eq!(sim.guest.returned, [2, 0, 1, 3, 4, 5, 6, 7, 8, 9]);
 }
 
-/// The remaining heads are the chains that the device took before the mediation and that were not
+/// The remaining heads are the chains that the device took before the used shadow and that were not
 /// seen since.
 #[test]
-fn what_a_device_holds_of_a_full_ring_is_known() {
+fn chains_held_from_a_full_ring_are_known() {
     for available in [SIZE, SIZE - 1] {
-        let mut world = World::new(true, true, 65534);
+        let mut sim = RingSim::new(true, true, 65534);
         for _ in 0..SIZE {
-            world.add();
+            sim.add();
         }
-        world.fetch(usize::from(SIZE));
+        sim.fetch(usize::from(SIZE));
         // Out of order, and made available to it again.
         for which in [5, 0, 2] {
-            world.complete(which);
+            sim.complete(which);
         }
-        world.take();
+        sim.take();
         for _ in SIZE - 3..available {
-            world.add();
+            sim.add();
         }
-        world.change(How::Mediated).unwrap();
-        world.fetch(1);
-        world.complete(1);
-        let held = world.device.held.len();
-        let changed = world.change(How::Shadowed);
+        sim.change(How::UsedShadow).unwrap();
+        sim.fetch(1);
+        sim.complete(1);
+        let held = sim.device.held.len();
+        let changed = sim.change(How::FullShadow);
         if available == SIZE {
             changed.unwrap();
-            assert!(world.device.held.is_empty());
+            assert!(sim.device.held.is_empty());
         } else {
             // One head has been free since before: the device could hold it as well.
             let error = changed.unwrap_err();
@@ -189,7 +189,7 @@ fn what_a_device_holds_of_a_full_ring_is_known() {
             let unknown: usize = text.split(' ').find_map(|word| word.parse().ok()).unwrap();
             assert!((1..=held).contains(&unknown), "{text}");
         }
-        world.settle();
+        sim.settle();
     }
 }
 
@@ -198,22 +198,22 @@ fn what_a_device_holds_of_a_full_ring_is_known() {
 #[test]
 fn a_shadow_asks_for_kicks_only_while_the_device_may_run_out() {
     for event_idx in [false, true] {
-        let mut world = World::new(event_idx, false, 0);
-        world.change(How::Shadowed).unwrap();
-        while world.pass() {}
+        let mut sim = RingSim::new(event_idx, false, 0);
+        sim.change(How::FullShadow).unwrap();
+        while sim.pass() {}
         for _ in 0..SIZE - SIZE / 8 {
-            assert!(world.add_kicks());
-            while world.pass() {}
+            assert!(sim.add_kicks());
+            while sim.pass() {}
         }
-        assert!(!world.add_kicks());
-        world.fetch(1);
-        world.complete(0);
-        assert!(world.pass());
-        while world.pass() {}
-        world.take();
+        assert!(!sim.add_kicks());
+        sim.fetch(1);
+        sim.complete(0);
+        assert!(sim.pass());
+        while sim.pass() {}
+        sim.take();
         // The completed chain was replaced: plenty again.
-        assert!(!world.add_kicks());
-        world.settle();
+        assert!(!sim.add_kicks());
+        sim.settle();
     }
 }
 
@@ -221,27 +221,27 @@ fn a_shadow_asks_for_kicks_only_while_the_device_may_run_out() {
 #[test]
 fn a_shadow_requests_notifications_only_where_a_side_waits_for_used_chains() {
     for event_idx in [false, true] {
-        let mut world = World::new(event_idx, false, 0);
-        world.guest.sends();
-        world.napi(false);
-        world.change(How::Shadowed).unwrap();
-        assert_eq!(world.come_to_rest(), Signals::All);
-        world.add();
-        assert_eq!(world.come_to_rest(), Signals::Urgent);
-        world.fetch(1);
-        assert!(!world.device.complete(0));
+        let mut sim = RingSim::new(event_idx, false, 0);
+        sim.guest.sends();
+        sim.napi(false);
+        sim.change(How::FullShadow).unwrap();
+        assert_eq!(sim.come_to_rest(), Signals::All);
+        sim.add();
+        assert_eq!(sim.come_to_rest(), Signals::Urgent);
+        sim.fetch(1);
+        assert!(!sim.device.complete(0));
         // The guest sends more: the used chains come back with it.
-        world.add();
-        assert!(world.pass());
-        assert_eq!(world.device.used, world.space.u16(ADDRESSES.device + 2));
-        assert_eq!(world.come_to_rest(), Signals::Urgent);
+        sim.add();
+        assert!(sim.pass());
+        assert_eq!(sim.device.used, sim.space.u16(ADDRESSES.device + 2));
+        assert_eq!(sim.come_to_rest(), Signals::Urgent);
         // The guest waits for an interrupt from now on: the next pass notices and enables signals.
-        world.napi(true);
-        world.take();
-        assert_eq!(world.come_to_rest(), Signals::All);
-        world.fetch(1);
-        assert!(world.device.complete(0));
-        world.settle();
+        sim.napi(true);
+        sim.take();
+        assert_eq!(sim.come_to_rest(), Signals::All);
+        sim.fetch(1);
+        assert!(sim.device.complete(0));
+        sim.settle();
     }
 }
 
@@ -249,20 +249,20 @@ fn a_shadow_requests_notifications_only_where_a_side_waits_for_used_chains() {
 #[test]
 fn a_shadow_asks_for_used_chains_when_it_has_many_or_must_run_empty() {
     for event_idx in [false, true] {
-        let mut world = World::new(event_idx, false, 0);
-        world.guest.sends();
-        world.napi(false);
-        world.change(How::Shadowed).unwrap();
+        let mut sim = RingSim::new(event_idx, false, 0);
+        sim.guest.sends();
+        sim.napi(false);
+        sim.change(How::FullShadow).unwrap();
         let enough = (1..=SIZE).find(|_| {
-            world.add();
-            world.come_to_rest() == Signals::All
+            sim.add();
+            sim.come_to_rest() == Signals::All
         });
         assert_eq!(enough, Some(3));
-        world.fetch(1);
-        assert!(world.device.complete(0));
-        assert!(world.pass());
-        assert_eq!(world.come_to_rest(), Signals::Urgent);
-        world.settle();
+        sim.fetch(1);
+        assert!(sim.device.complete(0));
+        assert!(sim.pass());
+        assert_eq!(sim.come_to_rest(), Signals::Urgent);
+        sim.settle();
     }
 }
 
@@ -270,13 +270,13 @@ fn a_shadow_asks_for_used_chains_when_it_has_many_or_must_run_empty() {
 #[test]
 fn a_shadow_always_asks_for_chains_that_the_device_writes() {
     for event_idx in [false, true] {
-        let mut world = World::new(event_idx, false, 0);
-        world.napi(false);
-        world.change(How::Shadowed).unwrap();
-        world.add();
-        assert_eq!(world.come_to_rest(), Signals::All);
-        world.fetch(1);
-        assert!(world.device.complete(0));
-        world.settle();
+        let mut sim = RingSim::new(event_idx, false, 0);
+        sim.napi(false);
+        sim.change(How::FullShadow).unwrap();
+        sim.add();
+        assert_eq!(sim.come_to_rest(), Signals::All);
+        sim.fetch(1);
+        assert!(sim.device.complete(0));
+        sim.settle();
     }
 }

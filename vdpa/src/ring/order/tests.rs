@@ -298,7 +298,7 @@ fn a_full_ring_with_a_head_twice_is_disorder() {
 
 /// An earlier device's order does not matter: its gaps were filled when it handed over.
 #[test]
-fn only_what_was_completed_since_counts() {
+fn only_later_completions_count() {
     let mut model = Model::new(7, false);
     for _ in 0..4 {
         model.act(Act::Write(0));

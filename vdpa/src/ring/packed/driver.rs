@@ -150,7 +150,7 @@ impl Driver {
     }
 
     /// Frees the entries of the returned chain with buffer id `id`.
-    pub(crate) fn take_back(&mut self, id: u16, descriptors: u16) {
+    pub(crate) fn reclaim(&mut self, id: u16, descriptors: u16) {
         self.free += descriptors;
         self.ids.push_back(id);
         self.next_used = self.next_used.advance(descriptors, self.layout.size);

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::RingFormat;
 use super::super::guest::{Areas, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE};
-use super::standing::standing;
+use super::ring_position::ring_position;
 use super::{
     DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH, Position, base_of,
 };
@@ -73,25 +73,25 @@ impl GuestRing {
     /// # Errors
     /// The ring does not show its position. All chains must be of one descriptor, which may be
     /// indirect.
-    pub fn standing(&self) -> Result<VringBase, Error> {
-        let mut told = self.read_standing();
+    pub fn ring_position(&self) -> Result<VringBase, Error> {
+        let mut told = self.read_ring_position();
         for _ in 1..READINGS {
             if told.is_ok() {
                 break;
             }
-            told = self.read_standing();
+            told = self.read_ring_position();
         }
         told
     }
 
-    fn read_standing(&self) -> Result<VringBase, Error> {
+    fn read_ring_position(&self) -> Result<VringBase, Error> {
         let flags = (0..self.size)
             .map(|index| {
                 let address = self.entry(index) + DESCRIPTOR_FLAGS;
                 self.load(address, Ordering::Acquire)
             })
             .collect::<Result<Vec<u16>, _>>()?;
-        let (available, used) = standing(&flags)?;
+        let (available, used) = ring_position(&flags)?;
         if available != used {
             let index = used.index;
             let before = index.checked_sub(1).unwrap_or(self.size - 1);
@@ -104,7 +104,7 @@ impl GuestRing {
             // An entry of zeroes looks used in the lap before the first.
             let was_used = lap.is_used(last.flags) && last != Descriptor::default();
             if was_used && first.has(DESCRIPTOR_F_WRITE) && first.id == last.id {
-                // It may be the rest of a used chain: see `standing`.
+                // It may be the rest of a used chain: see `ring_position`.
                 return Err(Error::other(format!(
                     "entry {index} may be a remnant of a used chain of two descriptors"
                 )));

@@ -19,7 +19,7 @@ use crate::memory::{GuestMemory, SharedBuffer};
 mod arrange;
 mod driver;
 mod guest;
-mod standing;
+mod ring_position;
 
 /// The driver's ring lies at the start of guest memory, so that pieces may lie anywhere below
 /// [`RAM`].

@@ -134,7 +134,7 @@ impl Driver {
     }
 
     /// Frees the descriptors of the returned chain at `head`.
-    pub(crate) fn take_back(&mut self, head: u16, descriptors: u16) {
+    pub(crate) fn reclaim(&mut self, head: u16, descriptors: u16) {
         let mut index = head;
         for _ in 0..descriptors {
             self.free.push_back(index);

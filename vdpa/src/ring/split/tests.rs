@@ -284,7 +284,7 @@ const IN_ORDER: RingFeatures = RingFeatures {
 };
 
 #[test]
-fn in_order_one_element_stands_for_all_before_it() {
+fn in_order_one_element_completes_all_before_it() {
     let (mut queue, mut model) = with(8, IN_ORDER);
     for round in 0..40_000u32 {
         // Chains of one and two descriptors, in the table's order.
@@ -322,7 +322,7 @@ fn in_order_one_element_stands_for_all_before_it() {
 }
 
 #[test]
-fn in_order_a_batch_is_not_larger_than_the_index_says() {
+fn in_order_a_batch_is_not_larger_than_the_index() {
     let (mut queue, mut model) = with(8, IN_ORDER);
     (0..3).for_each(|_| {
         queue.add(&[writes(0, 9)]).unwrap();

@@ -42,16 +42,19 @@ pub fn from_path_or_key_value<T: DeserializeOwned>(text: &str) -> Result<T, KeyV
     }
 }
 
-/// The same except for one `key`, whose value is returned separately as text.
+/// The same except for one key, whose value is returned separately as text: `keys` are its
+/// spellings.
 ///
 /// # Errors
 /// As [`from_key_value`].
 pub fn from_key_value_but<T: DeserializeOwned>(
     text: &str,
-    key: &str,
+    keys: &[&str],
 ) -> Result<(T, Option<String>), KeyValueError> {
     let mut pairs = pairs(text)?;
-    let at = pairs.iter().position(|(name, _)| name == key);
+    let at = pairs
+        .iter()
+        .position(|(name, _)| keys.contains(&name.as_str()));
     let value = at.map(|at| pairs.remove(at).1.text);
     Ok((read(pairs)?, value))
 }

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_described_is_what_is_taken() {
+    fn the_schema_matches_the_parser() {
         for mode in values(&json!(doorbell())) {
             serde_json::from_value::<DoorbellMode>(mode).unwrap();
         }

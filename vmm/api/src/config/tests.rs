@@ -202,13 +202,13 @@ fn ring_watch_is_off_or_seconds() {
     let config: VmConfig = serde_json::from_str(r#"{"kernel": "k"}"#).unwrap();
     assert_eq!(config.ring_watch, "5".parse().unwrap());
     assert_eq!("OFF".parse::<RingWatch>(), Ok(RingWatch::Off));
-    let vdpa: VdpaConfig = "path=a,rescue=on".parse().unwrap();
-    assert!(vdpa.rescue);
-    let vdpa: VdpaConfig = "path=a,failover=/dev/vhost-vdpa-1".parse().unwrap();
+    let vdpa: VdpaConfig = "path=a,stall_kick=on".parse().unwrap();
+    assert!(vdpa.stall_kick);
+    let vdpa: VdpaConfig = "path=a,backup=/dev/vhost-vdpa-1".parse().unwrap();
     assert_eq!(
-        vdpa.failover.as_deref(),
+        vdpa.backup.as_deref(),
         Some(std::path::Path::new("/dev/vhost-vdpa-1"))
     );
-    let error = "path=/a,failover=/a".parse::<VdpaConfig>().unwrap_err();
+    let error = "path=/a,backup=/a".parse::<VdpaConfig>().unwrap_err();
     assert!(error.to_string().contains("itself"), "{error}");
 }

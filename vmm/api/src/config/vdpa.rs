@@ -43,10 +43,10 @@ pub struct VdpaConfig {
     pub doorbell: DoorbellMode,
     /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`). This
     /// repairs a lost kick or interrupt.
-    pub rescue: bool,
+    pub stall_kick: bool,
     /// The vhost-vdpa character device that replaces this one, once, if this one needs a reset
     /// (DEVICE_NEEDS_RESET). The guest's driver continues. The device is opened only then.
-    pub failover: Option<PathBuf>,
+    pub backup: Option<PathBuf>,
 }
 
 /// The source of a vDPA device.
@@ -250,14 +250,14 @@ struct VdpaFields {
     doorbell: DoorbellMode,
     /// When a queue is stuck (`ring_watch`), kick the device and interrupt the driver once. This
     /// repairs a lost kick or interrupt.
-    #[serde(default)]
-    rescue: bool,
+    #[serde(default, alias = "rescue")]
+    stall_kick: bool,
     /// The vhost-vdpa character device that replaces this one, once, if this one needs a reset
     /// (DEVICE_NEEDS_RESET). The NIC moves as by `PATCH /v1/vm/nics/{id}`. The device is opened
     /// only then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, alias = "failover", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
-    failover: Option<PathBuf>,
+    backup: Option<PathBuf>,
 }
 
 /// Why fields do not describe a device.
@@ -267,8 +267,8 @@ enum FieldsError {
     Neither,
     #[error("both `path` and `fd` are given: give one of them")]
     Both,
-    #[error("`failover` is the device itself: name another device")]
-    OwnFailover,
+    #[error("`backup` is the device itself: name another device")]
+    OwnBackup,
 }
 
 impl TryFrom<VdpaFields> for VdpaConfig {
@@ -286,11 +286,11 @@ impl TryFrom<VdpaFields> for VdpaConfig {
             mac: fields.mac,
             num_queues: fields.num_queues,
             doorbell: fields.doorbell,
-            rescue: fields.rescue,
-            failover: fields.failover,
+            stall_kick: fields.stall_kick,
+            backup: fields.backup,
         };
-        match &config.failover {
-            Some(failover) if config.is_at(failover) => Err(FieldsError::OwnFailover),
+        match &config.backup {
+            Some(backup) if config.is_at(backup) => Err(FieldsError::OwnBackup),
             _ => Ok(config),
         }
     }
@@ -310,8 +310,8 @@ impl From<VdpaConfig> for VdpaFields {
             mac: config.mac,
             num_queues: config.num_queues,
             doorbell: config.doorbell,
-            rescue: config.rescue,
-            failover: config.failover,
+            stall_kick: config.stall_kick,
+            backup: config.backup,
         }
     }
 }
@@ -355,12 +355,12 @@ mod tests {
         let json = serde_json::to_value(read("fd=5,id=a").unwrap()).unwrap();
         assert_eq!(
             json,
-            serde_json::json!({"fd": 5, "id": "a", "doorbell": "auto", "rescue": false})
+            serde_json::json!({"fd": 5, "id": "a", "doorbell": "auto", "stall_kick": false})
         );
     }
 
     #[test]
-    fn what_is_no_device_is_refused_and_closed() {
+    fn descriptors_of_other_files_are_refused_and_closed() {
         let mut config: VdpaConfig = "fd=0,id=a".parse().unwrap();
         let error = config.take_descriptor(|_| Err("is not there".to_owned()));
         assert!(

@@ -155,8 +155,9 @@ pub struct WatchInfo {
     pub completed_per_s: u32,
     /// For how long the queue has been stuck, in seconds.
     pub stuck_for_s: u64,
-    /// How often the VMM kicked the queue and interrupted its driver to repair it (`rescue`).
-    pub rescues: u64,
+    /// How often the VMM kicked the queue and interrupted its driver to repair it (`stall_kick`).
+    #[serde(alias = "rescues")]
+    pub stall_kicks: u64,
     /// Buffers that the driver posted since the device was attached.
     #[serde(default)]
     #[schema(required)]

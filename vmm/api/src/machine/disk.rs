@@ -31,9 +31,9 @@ pub struct DiskSummary {
     /// Whether writes are rejected.
     pub readonly: bool,
     /// Whether a stuck queue is kicked and its driver interrupted.
-    #[serde(default)]
+    #[serde(default, alias = "rescue")]
     #[schema(required)]
-    pub rescue: bool,
+    pub stall_kick: bool,
     /// Its PCI address in the guest; null before the machine is built.
     #[schema(required)]
     pub address: Option<String>,
@@ -48,7 +48,7 @@ impl DiskSummary {
             state: PlugPhase::Configured,
             path: config.path.to_string_lossy().into_owned(),
             readonly: config.readonly,
-            rescue: config.rescue,
+            stall_kick: config.stall_kick,
             address: None,
         }
     }

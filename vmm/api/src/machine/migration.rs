@@ -215,7 +215,8 @@ described! {
         Stayed,
         /// Ended: it is unknown which host has the guest. The guest is stopped here until
         /// `PATCH /v1/vm/migration` resolves this.
-        Unsettled,
+        #[serde(alias = "Unsettled")]
+        Indeterminate,
         /// A word of a later version: the migration has not ended.
         #[serde(other, skip_serializing)]
         Unknown,
@@ -276,8 +277,9 @@ pub struct MigrationStatus {
     pub in_flight: Option<InFlight>,
     /// Time until all writes were logged, those of NICs included, in milliseconds. Null before
     /// that, and at the destination.
+    #[serde(alias = "mediation_ms")]
     #[schema(required)]
-    pub mediation_ms: Option<f64>,
+    pub log_start_ms: Option<f64>,
     /// Parts of `downtime_ms`, as the source measures them.
     #[serde(default)]
     #[schema(required)]
@@ -388,7 +390,8 @@ described! {
 /// The resolution of an indeterminate migration.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SettleRequest {
+pub struct ResolveRequest {
     /// Which host has the guest.
-    pub settle: Place,
+    #[serde(alias = "settle")]
+    pub resolve: Place,
 }

@@ -51,12 +51,13 @@ pub struct NicInfo {
     #[schema(schema_with = schema::doorbell)]
     pub doorbell: DoorbellMode,
     /// Whether a stuck queue is kicked and its driver interrupted.
-    #[serde(default)]
+    #[serde(default, alias = "rescue")]
     #[schema(required)]
-    pub rescue: bool,
+    pub stall_kick: bool,
     /// The vhost-vdpa character device that is its backup; null without one.
+    #[serde(alias = "failover")]
     #[schema(required)]
-    pub failover: Option<String>,
+    pub backup: Option<String>,
     /// Its last failover; null without one, and after a move.
     #[schema(required)]
     pub last_failover: Option<FailoverInfo>,
@@ -106,7 +107,7 @@ pub struct FailoverInfo {
 }
 
 /// Settings of a NIC that can change; absent members keep their value. While the machine runs, only
-/// `path`, `fd` and `failover` can change.
+/// `path`, `fd` and `backup` can change.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicChange {
@@ -130,17 +131,18 @@ pub struct NicChange {
     #[schema(schema_with = schema::doorbell_change)]
     pub doorbell: Option<DoorbellMode>,
     /// Whether a stuck queue is kicked and its driver interrupted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rescue: Option<bool>,
+    #[serde(alias = "rescue", skip_serializing_if = "Option::is_none")]
+    pub stall_kick: Option<bool>,
     /// The backup: the vhost-vdpa character device to which the NIC moves, once, if its own needs a
     /// reset. Null removes the backup.
     #[serde(
         default,
+        alias = "failover",
         deserialize_with = "given",
         skip_serializing_if = "Option::is_none"
     )]
     #[schema(value_type = Option<String>)]
-    pub failover: Option<Option<PathBuf>>,
+    pub backup: Option<Option<PathBuf>>,
 }
 
 /// Deserializes a field that is present, even if it is null.

@@ -47,7 +47,8 @@ described! {
         /// Its guest was migrated to another host.
         Moved,
         /// It ended before the destination confirmed the guest, which may run there or nowhere.
-        Unsettled,
+        #[serde(alias = "Unsettled")]
+        Indeterminate,
         /// A vCPU stopped with an error.
         Crashed,
         /// Its process was killed, or exited without a reason.

@@ -36,9 +36,11 @@ described! {
         /// The object was deleted.
         Deleted,
         /// A virtual machine ended while it was migrated, and may run elsewhere: `reason`.
-        MayBeElsewhere,
+        #[serde(alias = "may_be_elsewhere")]
+        MigrationUnknown,
         /// An indeterminate migration was resolved: `place`.
-        Settled,
+        #[serde(alias = "settled")]
+        MigrationResolved,
         /// A virtual machine is expected from another node: `listen`.
         Awaited,
         /// A virtual machine has arrived from another node.

@@ -106,11 +106,11 @@ created_nic! {
         #[schema(schema_with = schema::doorbell)]
         pub doorbell: DoorbellMode,
         /// When a queue is stuck, kick the device and interrupt the driver once.
-        #[serde(default, skip_serializing_if = "is_default")]
-        pub rescue: bool,
+        #[serde(default, alias = "rescue", skip_serializing_if = "is_default")]
+        pub stall_kick: bool,
         /// Its backup device.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        pub failover: Option<NicStandBy>,
+        #[serde(default, alias = "failover", skip_serializing_if = "Option::is_none")]
+        pub backup: Option<NicBackup>,
     }
 }
 
@@ -162,7 +162,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// error. The guest's driver continues.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NicStandBy {
+pub struct NicBackup {
     /// The source of a created device, which is created and deleted with the NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
@@ -175,10 +175,10 @@ pub struct NicStandBy {
     pub device: Option<String>,
 }
 
-impl NicStandBy {
+impl NicBackup {
     /// A NIC that is created from this source.
     #[must_use]
-    pub fn made_of(from: &str) -> Self {
+    pub fn created_from(from: &str) -> Self {
         Self {
             from: Some(from.to_owned()),
             ..Self::default()
@@ -186,7 +186,7 @@ impl NicStandBy {
     }
 }
 
-impl From<String> for NicStandBy {
+impl From<String> for NicBackup {
     /// Parses an option: a path is an existing device, any other text is the source of a created
     /// one.
     fn from(text: String) -> Self {
@@ -196,7 +196,7 @@ impl From<String> for NicStandBy {
                 ..Self::default()
             }
         } else {
-            Self::made_of(&text)
+            Self::created_from(&text)
         }
     }
 }
@@ -216,8 +216,8 @@ impl FromStr for NicSettings {
     type Err = NicSettingsError;
 
     fn from_str(text: &str) -> Result<Self, NicSettingsError> {
-        let (mut nic, failover): (Self, _) = from_key_value_but(text, "failover")?;
-        nic.failover = failover.map(NicStandBy::from);
+        let (mut nic, backup): (Self, _) = from_key_value_but(text, &["backup", "failover"])?;
+        nic.backup = backup.map(NicBackup::from);
         let given = [nic.from.is_some(), nic.path.is_some(), nic.device.is_some()];
         match given.into_iter().filter(|given| *given).count() {
             1 => Ok(nic),

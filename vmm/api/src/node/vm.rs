@@ -33,7 +33,8 @@ described! {
         Stopped,
         /// Its process ended during a migration, and the guest may run at the destination. It stays
         /// stopped until `PATCH …/migration` resolves this.
-        MayBeElsewhere,
+        #[serde(alias = "MayBeElsewhere")]
+        MigrationUnknown,
         /// It, or the rest of it after a failure, is being deleted.
         Deleting,
         /// The state of its process is unknown, or a word of a later version.
@@ -52,7 +53,7 @@ impl VmPhase {
         Self::Paused,
         Self::Stopping,
         Self::Stopped,
-        Self::MayBeElsewhere,
+        Self::MigrationUnknown,
         Self::Deleting,
         Self::Unknown,
     ];
@@ -75,7 +76,12 @@ impl FromStr for VmPhase {
     /// Parses a phase; case-insensitive.
     fn from_str(text: &str) -> Result<Self, BadPhase> {
         let named = |phase: &Self| phase.to_string().eq_ignore_ascii_case(text);
-        Self::ALL.into_iter().find(named).ok_or(BadPhase)
+        let found = Self::ALL.into_iter().find(named);
+        // The earlier word.
+        let former = || text.eq_ignore_ascii_case("MayBeElsewhere");
+        found
+            .or_else(|| former().then_some(Self::MigrationUnknown))
+            .ok_or(BadPhase)
     }
 }
 
@@ -264,9 +270,10 @@ pub struct VmObserved {
     /// How it last ended; null if it never did.
     #[schema(required)]
     pub last_end: Option<End>,
-    /// Why it is not started, in the phase MayBeElsewhere; null otherwise.
+    /// Why it is not started, in the phase MigrationUnknown; null otherwise.
+    #[serde(alias = "may_be_elsewhere")]
     #[schema(required)]
-    pub may_be_elsewhere: Option<MayBeElsewhere>,
+    pub migration_unknown: Option<MigrationUnknown>,
     /// The devices of its NICs.
     #[serde(default)]
     #[schema(required)]
@@ -295,7 +302,7 @@ pub struct VmNicDevice {
     pub character_device: Option<PathBuf>,
     /// The character device of its backup; null without one.
     #[schema(required, value_type = Option<String>)]
-    pub backup: Option<PathBuf>,
+    pub backup_device: Option<PathBuf>,
     /// Whether it runs on its backup. This ends when the NIC is moved back or the machine stops.
     #[serde(default)]
     #[schema(required)]
@@ -316,7 +323,7 @@ pub struct ConsolePaths {
 
 /// Why the location of a virtual machine is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct MayBeElsewhere {
+pub struct MigrationUnknown {
     /// The destination of its migration.
     pub destination: String,
     /// The known facts, for people.

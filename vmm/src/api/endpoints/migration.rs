@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::{
     CONNECTIONS_MAX, DowntimeParts, MigrationPhase, MigrationRequest, MigrationStatus,
-    MigrationTrial, Place, SettleRequest,
+    MigrationTrial, Place, ResolveRequest,
 };
 use bellhop_api::responses::{BodyErrors, HostErrors, MigrationErrors};
 
@@ -25,7 +25,7 @@ fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
     let (phase, error) = match end {
         Some(MigrationEnd::Moved) => (MigrationPhase::Moved, None),
         Some(MigrationEnd::Stayed { why }) => (MigrationPhase::Stayed, Some(why)),
-        Some(MigrationEnd::Unsettled { why }) => (MigrationPhase::Unsettled, Some(why)),
+        Some(MigrationEnd::Indeterminate { why }) => (MigrationPhase::Indeterminate, Some(why)),
         None => (progress.phase, None),
     };
     MigrationStatus {
@@ -47,7 +47,7 @@ fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
             .map(|forecast| milliseconds(forecast.downtime)),
         forecast_rounds: progress.forecast.and_then(|forecast| forecast.rounds_left),
         downtime_ms: progress.downtime.map(exactly),
-        mediation_ms: progress.mediation.map(exactly),
+        log_start_ms: progress.log_start.map(exactly),
         downtime_parts_ms: DowntimeParts {
             stop: parts.stop.map(exactly),
             memory: parts.memory.map(exactly),
@@ -131,26 +131,26 @@ pub(super) async fn begin(
 
 /// Resolve an indeterminate migration
 ///
-/// Only in the phase Unsettled, after the connection broke while the source handed over the guest.
-/// Look at the other host first. If its state is Moved or Running, answer There here; otherwise
-/// Here. Here on both hosts runs the guest twice.
+/// Only in the phase Indeterminate, after the connection broke while the source handed over the
+/// guest. Look at the other host first. If its state is Moved or Running, answer There here;
+/// otherwise Here. Here on both hosts runs the guest twice.
 #[utoipa::path(patch, path = "/v1/vm/migration", operation_id = "resolve_migration",
-    request_body = SettleRequest, responses(
+    request_body = ResolveRequest, responses(
     (status = 204, description = "The guest resumes here, or the machine ends"),
     BodyErrors, MigrationErrors,
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
 ))]
-pub(super) async fn settle(
+pub(super) async fn resolve(
     State(api): Api,
-    JsonBody(wanted): JsonBody<SettleRequest>,
+    JsonBody(wanted): JsonBody<ResolveRequest>,
 ) -> Result<StatusCode, ApiError> {
     let migration = api.migration()?;
     let machine = api.running()?;
-    if !matches!(migration.end(), Some(MigrationEnd::Unsettled { .. })) {
-        return Err(ApiError::Settled);
+    if !matches!(migration.end(), Some(MigrationEnd::Indeterminate { .. })) {
+        return Err(ApiError::Resolved);
     }
-    let here = wanted.settle == Place::Here;
-    on_worker(move || machine.settle(&migration, here)).await??;
+    let here = wanted.resolve == Place::Here;
+    on_worker(move || machine.resolve(&migration, here)).await??;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -165,7 +165,7 @@ pub(super) async fn settle(
 pub(super) async fn cancel(State(api): Api) -> Result<StatusCode, ApiError> {
     let migration = api.migration()?;
     if migration.end().is_some() {
-        return Err(ApiError::Settled);
+        return Err(ApiError::Resolved);
     }
     migration.cancel();
     Ok(StatusCode::ACCEPTED)

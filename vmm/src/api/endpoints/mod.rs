@@ -58,7 +58,7 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(
             migration::show,
             migration::begin,
-            migration::settle,
+            migration::resolve,
             migration::cancel
         ))
         .routes(routes!(actions::nmi))

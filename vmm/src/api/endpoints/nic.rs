@@ -62,8 +62,8 @@ fn info(summary: NicSummary, config: &VdpaConfig, device: Option<DeviceInfo>) ->
         mac: config.mac.map(|mac| mac.to_string()),
         num_queues: config.num_queues,
         doorbell: config.doorbell,
-        rescue: config.rescue,
-        failover: config.failover.as_ref().map(shown),
+        stall_kick: config.stall_kick,
+        backup: config.backup.as_ref().map(shown),
         last_failover: None,
         numa_node: None,
         numa_warning: None,
@@ -108,11 +108,11 @@ fn is_devices_alone(change: &NicChange) -> bool {
         NicChange {
             path: _,
             fd: _,
-            failover: _,
+            backup: _,
             mac: None,
             num_queues: None,
             doorbell: None,
-            rescue: None,
+            stall_kick: None,
         }
     )
 }
@@ -178,14 +178,14 @@ pub(super) async fn put(
 /// Change a NIC, or move it to another vDPA device
 ///
 /// Before the machine starts, every member can change. Later, only its device (`path` or `fd`) and
-/// its backup (`failover`) can change.
+/// its backup (`backup`) can change.
 ///
 /// A move keeps the PCI function, MAC address, control state and rings. The guest gets a spurious
 /// interrupt and announces itself if it can. The new device must offer all negotiated features and
 /// as many queues. A refusal changes nothing. If the new device fails to start, the old one
 /// continues. An identical device changes nothing.
 ///
-/// With `failover` a device is the backup. When the present device reports DEVICE_NEEDS_RESET, the
+/// With `backup` a device is the backup. When the present device reports DEVICE_NEEDS_RESET, the
 /// NIC moves to the backup once, in the same way. `last_failover` has the result, and the
 /// generation of the machine increases. If the move fails, the driver receives its device's report.
 #[utoipa::path(patch, path = "/v1/vm/nics/{id}", operation_id = "patch_nic",
@@ -206,12 +206,12 @@ pub(super) async fn change(
     let mut device = source(&change)?.map(|source| on_device(&id, source));
     descriptors::give(&received, &mut device)?;
     // Before any device moves.
-    if let (Some(device), Some(failover)) = (&device, &change.failover) {
-        check_failover(device, failover.as_deref())?;
+    if let (Some(device), Some(backup)) = (&device, &change.backup) {
+        check_backup(device, backup.as_deref())?;
     }
     if api.is_built() && is_devices_alone(&change) {
         let source = device.map(|device| device.source);
-        let changed = api.ask(move |machine| change_devices(machine, &id, source, change.failover));
+        let changed = api.ask(move |machine| change_devices(machine, &id, source, change.backup));
         let nic = changed.await?;
         let nic = nic.ok_or_else(|| api.wrong_state(pluggable::UNCHANGING))?;
         return Ok(Json(Known::from(nic).into()));
@@ -223,18 +223,18 @@ pub(super) async fn change(
         nic.mac = change.mac.or(nic.mac);
         nic.num_queues = change.num_queues.or(nic.num_queues);
         nic.doorbell = change.doorbell.unwrap_or(nic.doorbell);
-        nic.rescue = change.rescue.unwrap_or(nic.rescue);
-        if let Some(failover) = change.failover {
-            nic.failover = failover;
+        nic.stall_kick = change.stall_kick.unwrap_or(nic.stall_kick);
+        if let Some(backup) = change.backup {
+            nic.backup = backup;
         }
-        Ok(check_failover(nic, nic.failover.as_deref())?)
+        Ok(check_backup(nic, nic.backup.as_deref())?)
     })
 }
 
 /// Checks the backup device of a NIC.
-fn check_failover(nic: &VdpaConfig, failover: Option<&Path>) -> Result<(), RequestError> {
-    match failover {
-        Some(failover) if nic.is_at(failover) => Err(RequestError::OwnFailover(nic.name())),
+fn check_backup(nic: &VdpaConfig, backup: Option<&Path>) -> Result<(), RequestError> {
+    match backup {
+        Some(backup) if nic.is_at(backup) => Err(RequestError::OwnBackup(nic.name())),
         _ => Ok(()),
     }
 }
@@ -247,8 +247,8 @@ fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
         mac: None,
         num_queues: None,
         doorbell: DoorbellMode::default(),
-        rescue: false,
-        failover: None,
+        stall_kick: false,
+        backup: None,
     }
 }
 
@@ -257,11 +257,11 @@ fn change_devices(
     machine: &Handle,
     id: &str,
     source: Option<VdpaSource>,
-    failover: Option<Option<PathBuf>>,
+    backup: Option<Option<PathBuf>>,
 ) -> Result<Option<NicStatus>, RequestError> {
     let moved = source.map(|source| swap(machine, id, source)).transpose()?;
-    match failover {
-        Some(failover) => machine.set_failover(id, failover).map(Some),
+    match backup {
+        Some(backup) => machine.set_backup(id, backup).map(Some),
         None => Ok(moved),
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn is_described(method: &str, path: &str, status: u16) {
 }
 
 #[test]
-fn the_copy_in_the_repository_is_what_is_served() {
+fn the_copy_in_the_repository_is_the_served_one() {
     if std::env::var_os("BELLHOP_WRITE_OPENAPI").is_some() {
         std::fs::write(COPY, &*GENERATED).unwrap();
     }
@@ -83,7 +83,7 @@ fn everything_described_is_complete() {
 }
 
 #[test]
-fn every_operation_refuses_what_it_would_ignore() {
+fn every_operation_refuses_input_that_it_would_ignore() {
     let inside = super::Inside::new(None);
     let faults = unenforced(inside.router.clone(), &SERVED);
     let faults = inside.runtime.block_on(faults);

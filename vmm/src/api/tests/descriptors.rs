@@ -161,7 +161,7 @@ fn a_nic_has_a_path_or_a_descriptor() {
 }
 
 #[test]
-fn more_than_fit_are_closed_and_said() {
+fn too_many_descriptors_are_closed_and_reported() {
     let served = Served::new("flood");
     for count in [DESCRIPTORS_MAX + 1, 150] {
         let mut stream = served.connect();

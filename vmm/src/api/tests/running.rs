@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{CONFIG, Inside};
 use crate::api::WATCHERS_MAX;
 use crate::config::VmConfig;
-use crate::machine::pretend::{PretendMachine, nic_config};
+use crate::machine::fake_machine::{FakeMachine, nic_config};
 use crate::machine::{End, EndReason};
 
 impl Inside {
@@ -16,7 +16,7 @@ impl Inside {
         let mut config: VmConfig = serde_json::from_str(CONFIG).unwrap();
         config.vdpa.push(nic_config());
         let mut inside = Self::new(Some(config));
-        let machine = PretendMachine::new();
+        let machine = FakeMachine::new();
         let request = inside.starts().wait(&inside.stop).unwrap().unwrap();
         let config = request.origin().config().unwrap().clone();
         request.started(config, machine.handle());
@@ -125,7 +125,7 @@ fn nics_are_configured_before_boot() {
         );
     }
     let change =
-        r#"{"mac": "52:54:00:12:34:56", "doorbell": "off", "rescue": true, "failover": "/b"}"#;
+        r#"{"mac": "52:54:00:12:34:56", "doorbell": "off", "stall_kick": true, "backup": "/b"}"#;
     let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/a", change);
     assert_eq!((status, &nic["mac"]), (200, &json!("52:54:00:12:34:56")));
     assert_eq!(
@@ -133,21 +133,21 @@ fn nics_are_configured_before_boot() {
         (&json!("/dev/vhost-vdpa-1"), &json!("off"))
     );
     assert_eq!(
-        (&nic["rescue"], &nic["failover"]),
+        (&nic["stall_kick"], &nic["backup"]),
         (&json!(true), &json!("/b"))
     );
     assert_eq!(inside.get("/v1/vm/nics/a"), nic);
-    let none = r#"{"failover": null}"#;
+    let none = r#"{"backup": null}"#;
     let (_, nic) = inside.ask("PATCH", "/v1/vm/nics/a", none);
     // Absent members do not change.
     assert_eq!(
-        (&nic["rescue"], &nic["failover"]),
+        (&nic["stall_kick"], &nic["backup"]),
         (&json!(true), &json!(null))
     );
     // A device cannot be its own backup.
     for own in [
-        r#"{"failover": "/dev/vhost-vdpa-1"}"#,
-        r#"{"path": "/c", "failover": "/c"}"#,
+        r#"{"backup": "/dev/vhost-vdpa-1"}"#,
+        r#"{"path": "/c", "backup": "/c"}"#,
     ] {
         inside.refused("PATCH", "/v1/vm/nics/a", own, (422, "unusable"));
     }
@@ -178,7 +178,7 @@ fn nics_of_a_running_machine_are_its_own() {
     assert_eq!(nic["device"]["features_negotiated"], json!(["VERSION_1"]));
     let watch = json!({
         "state": "Stuck", "in_flight": 7, "posted_per_s": 0, "completed_per_s": 0,
-        "stuck_for_s": 6, "rescues": 1, "posted": 0, "completed": 41,
+        "stuck_for_s": 6, "stall_kicks": 1, "posted": 0, "completed": 41,
     });
     assert_eq!(nic["device"]["queues"][0]["watch"], watch, "{nic}");
     assert_eq!(
@@ -203,27 +203,24 @@ fn nics_of_a_running_machine_are_its_own() {
         "{answer}"
     );
     // A plugged NIC can change its device, and nothing else.
-    for more in ["{}", r#"{"path": "/dev/vhost-vdpa-8", "rescue": true}"#] {
+    for more in ["{}", r#"{"path": "/dev/vhost-vdpa-8", "stall_kick": true}"#] {
         inside.refused("PATCH", "/v1/vm/nics/nic", more, (409, "wrong_state"));
     }
     let same = r#"{"path": "/dev/vhost-vdpa-7"}"#;
     let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", same);
     assert_eq!((status, &nic["path"]), (200, &json!("/dev/vhost-vdpa-7")));
     // And its backup device; null removes that.
-    let stand_by = r#"{"failover": "/dev/vhost-vdpa-8"}"#;
-    let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", stand_by);
-    assert_eq!(
-        (status, &nic["failover"]),
-        (200, &json!("/dev/vhost-vdpa-8"))
-    );
+    let backup = r#"{"backup": "/dev/vhost-vdpa-8"}"#;
+    let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", backup);
+    assert_eq!((status, &nic["backup"]), (200, &json!("/dev/vhost-vdpa-8")));
     assert_eq!(nic["last_failover"], json!(null));
-    assert_eq!(inside.get("/v1/vm/nics/nic")["failover"], nic["failover"]);
-    let none = r#"{"failover": null}"#;
+    assert_eq!(inside.get("/v1/vm/nics/nic")["backup"], nic["backup"]);
+    let none = r#"{"backup": null}"#;
     let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", none);
-    assert_eq!((status, &nic["failover"]), (200, &json!(null)));
-    let own = r#"{"path": "/dev/vhost-vdpa-8", "failover": "/dev/vhost-vdpa-8"}"#;
+    assert_eq!((status, &nic["backup"]), (200, &json!(null)));
+    let own = r#"{"path": "/dev/vhost-vdpa-8", "backup": "/dev/vhost-vdpa-8"}"#;
     inside.refused("PATCH", "/v1/vm/nics/nic", own, (422, "unusable"));
-    inside.refused("PATCH", "/v1/vm/nics/disk", stand_by, (409, "not_a_nic"));
+    inside.refused("PATCH", "/v1/vm/nics/disk", backup, (409, "not_a_nic"));
     inside.refused("PATCH", "/v1/vm/nics/no", none, (404, "no_such_device"));
     let missing = r#"{"path": "/nonexistent"}"#;
     let answer = inside.refused("PATCH", "/v1/vm/nics/nic", missing, (422, "unusable"));
@@ -344,7 +341,7 @@ fn disks_of_a_running_machine_are_its_own() {
 }
 
 #[test]
-fn a_machine_that_has_ended_says_so() {
+fn an_ended_machine_reports_its_end() {
     let mut inside = Inside::running();
     assert_eq!(inside.get("/v1/vm")["end"], Value::Null);
     inside.machine = None;
@@ -369,7 +366,7 @@ fn a_machine_that_has_ended_says_so() {
 fn a_watcher_receives_the_reason_of_the_end() {
     for (reason, word) in [
         (EndReason::PoweredOff, "PoweredOff"),
-        (EndReason::Unsettled, "Unsettled"),
+        (EndReason::Indeterminate, "Indeterminate"),
         (EndReason::Crashed, "Crashed"),
         (EndReason::Failed, "Failed"),
     ] {
@@ -394,7 +391,7 @@ fn a_watcher_receives_the_reason_of_the_end() {
 }
 
 #[test]
-fn who_asked_for_the_end_is_said() {
+fn the_requester_of_an_end_is_reported() {
     let mut inside = Inside::running();
     inside.done("PATCH", "/v1/vm", r#"{"state": "Stopped"}"#);
     inside.machine = None;
@@ -499,7 +496,7 @@ fn metrics_are_prometheus_text() {
         "bellhop_queue_completed_total{device=\"nic\",queue=\"0\"} 41",
         "bellhop_queue_stuck_seconds{device=\"nic\",queue=\"0\"} 6",
         "bellhop_queue_alarm{device=\"nic\",queue=\"0\"} 1",
-        "bellhop_queue_rescues_total{device=\"nic\",queue=\"0\"} 1",
+        "bellhop_queue_stall_kicks_total{device=\"nic\",queue=\"0\"} 1",
     ] {
         assert!(text.lines().any(|one| one == line), "{line}\n{text}");
     }

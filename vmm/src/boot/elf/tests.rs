@@ -35,7 +35,7 @@ mod load {
 const NOTE_FILESZ: usize = 64 + 56 + 32;
 
 #[test]
-fn loads_segments_and_clears_what_the_file_does_not_fill() {
+fn loads_segments_and_clears_the_rest() {
     let elf = sample_elf();
     let kernel = parse(&elf).unwrap();
     assert_eq!(kernel.entry, 0x100_0008);

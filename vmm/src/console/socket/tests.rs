@@ -26,7 +26,7 @@ impl Receiver for Port {
 
 /// A console with all parts that a machine uses.
 struct Rig {
-    screen: SocketScreen,
+    screen: SocketOutput,
     input: InputPump,
     port: Port,
     events: EventLoop,
@@ -48,7 +48,7 @@ impl Rig {
         events.add(always.as_raw_fd(), Token::Stop).unwrap();
         Self {
             guest: socket.writer(),
-            screen: SocketScreen::new(socket, &events).unwrap(),
+            screen: SocketOutput::new(socket, &events).unwrap(),
             input: InputPump::idle(),
             port: Port {
                 room: usize::MAX.into(),
@@ -302,7 +302,7 @@ fn a_client_that_only_stopped_writing_still_reads() {
 }
 
 #[test]
-fn descriptors_and_clients_come_and_go() {
+fn descriptors_and_clients_are_added_and_removed() {
     let mut rig = Rig::new("leak", 1 << 20);
     let open = || fs::read_dir("/proc/self/fd").unwrap().count();
     rig.say(b"x");
@@ -339,7 +339,7 @@ fn the_end_reaches_log_and_client_without_a_wait() {
     let Rig { screen, guest, .. } = &mut rig;
     *guest = Box::new(io::sink());
     let unused = ConsoleSocket::new(&path.with_extension("other"), None).unwrap();
-    *screen = SocketScreen::new(unused, &EventLoop::new().unwrap()).unwrap();
+    *screen = SocketOutput::new(unused, &EventLoop::new().unwrap()).unwrap();
     assert!(!path.exists());
     // The client sees its end.
     client

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_features_are_named() {
         let mut guest = processor();
         guest[1].ecx |= 0x3;
         guest[2].ebx |= 1 << 16;

@@ -50,14 +50,14 @@ impl Handle {
         let config = VdpaConfig {
             id: Some(id.to_owned()),
             mac: status.config.mac,
-            rescue: status.config.rescue,
-            failover: status.config.failover.clone(),
+            stall_kick: status.config.stall_kick,
+            backup: status.config.backup.clone(),
             ..config.clone()
         };
         if config.released() == status.config {
             return Ok(NicSwapped { status, gap: None });
         }
-        let device = self.open_successor(id, &without_itself(config))?;
+        let device = self.open_replacement(id, &without_itself(config))?;
         let SwapAnswer { outcome, unused } = self.ask(|answer| Request::Swap { device, answer })?;
         // Dropped here because unpinning memory takes long.
         drop(unused);
@@ -65,7 +65,7 @@ impl Handle {
     }
 
     /// Opens the device to which the NIC `id` is to move and maps all guest RAM for it.
-    fn open_successor(&self, id: &str, config: &VdpaConfig) -> Result<Device, RequestError> {
+    fn open_replacement(&self, id: &str, config: &VdpaConfig) -> Result<Device, RequestError> {
         let memory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
         let device = open_vdpa(config, &memory, self.0.ram_end)?;
         if device.config.is_none() {
@@ -82,7 +82,7 @@ impl Handle {
     /// `config`. Opens that device and closes the unused one here. The NIC's status shows the
     /// result. Must not be called on the vmm thread.
     pub(in crate::machine) fn fail_over(&self, id: &str, serial: u64, config: &VdpaConfig) {
-        let device = self.open_successor(id, config);
+        let device = self.open_replacement(id, config);
         let unused = self.ask_surely(|answer| Request::FailOver {
             id: id.to_owned(),
             serial,
@@ -94,20 +94,16 @@ impl Handle {
         drop(unused);
     }
 
-    /// Sets or clears the backup device at `failover` for the NIC `id`: see
-    /// [`VdpaConfig::failover`]. The backup is opened only when it is needed.
+    /// Sets or clears the backup device at `backup` for the NIC `id`: see
+    /// [`VdpaConfig::backup`]. The backup is opened only when it is needed.
     ///
     /// # Errors
-    /// [`RequestError`]: there is no such NIC; the machine is being moved, or is held for another
-    /// program.
-    pub fn set_failover(
-        &self,
-        id: &str,
-        failover: Option<PathBuf>,
-    ) -> Result<NicStatus, RequestError> {
-        let nic = self.ask(|answer| Request::StandBy {
+    /// [`RequestError`]: there is no such NIC; the machine is being moved, or is quiesced for
+    /// another program.
+    pub fn set_backup(&self, id: &str, backup: Option<PathBuf>) -> Result<NicStatus, RequestError> {
+        let nic = self.ask(|answer| Request::SetBackup {
             id: id.to_owned(),
-            failover,
+            backup,
             answer,
         })??;
         Ok(nic.of()?)
@@ -116,8 +112,8 @@ impl Handle {
 
 /// Removes a backup that is the device itself.
 pub(super) fn without_itself(mut config: VdpaConfig) -> VdpaConfig {
-    if config.failover.as_deref() == Some(Path::new(&*config.shown_path())) {
-        config.failover = None;
+    if config.backup.as_deref() == Some(Path::new(&*config.shown_path())) {
+        config.backup = None;
     }
     config
 }

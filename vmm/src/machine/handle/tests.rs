@@ -1,4 +1,4 @@
-//! Tests of queue and board without a machine: a thread answers in its place.
+//! Tests of queue and status without a machine: a thread answers in its place.
 
 use std::thread;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use super::*;
 use crate::config::VdpaSource;
 use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
-use crate::machine::board::RunState;
 use crate::machine::error::WAITING_MAX;
 use crate::machine::pluggable::PlugPhase;
+use crate::machine::status_publisher::RunState;
 use crate::memory::GuestRam;
 
 fn memory() -> SharedMemory {
@@ -48,16 +48,16 @@ fn config(path: &str) -> VdpaConfig {
         mac: None,
         num_queues: None,
         doorbell: crate::config::DoorbellMode::Auto,
-        rescue: false,
-        failover: None,
+        stall_kick: false,
+        backup: None,
     }
 }
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn go_on(answer: Answer<Result<(), RequestError>>) -> Request<Machine> {
-    Request::Act {
-        action: Action::GoOn,
+fn unquiesce(answer: Answer<Result<(), RequestError>>) -> Request<Machine> {
+    Request::Perform {
+        action: Action::Unquiesce,
         answer,
     }
 }
@@ -122,7 +122,7 @@ fn requests_are_answered_and_bounded() {
 }
 
 #[test]
-fn the_board_tells_changes_and_the_end() {
+fn the_status_shows_changes_and_the_end() {
     let memory = memory();
     let requests = requests(&memory);
     let handle = requests.handle();
@@ -207,8 +207,8 @@ fn a_failover_without_a_device_reaches_the_machine() {
     let failover =
         thread::spawn(move || handle.fail_over("nic", 7, &config("/nonexistent/vhost-vdpa-0")));
     let start = Instant::now();
-    let mut told = false;
-    while !told {
+    let mut notified = false;
+    while !notified {
         assert!(start.elapsed() < LIMIT && !failover.is_finished());
         for request in requests.take() {
             let Request::FailOver {
@@ -223,7 +223,7 @@ fn a_failover_without_a_device_reaches_the_machine() {
             assert_eq!((id.as_str(), serial), ("nic", 7));
             assert!(matches!(device, Err(RequestError::Device(_))));
             answer.send(None).unwrap();
-            told = true;
+            notified = true;
         }
     }
     failover.join().unwrap();
@@ -234,19 +234,19 @@ fn a_failover_without_a_device_reaches_the_machine() {
 }
 
 #[test]
-fn a_device_does_not_stand_by_for_itself() {
+fn a_device_is_not_its_own_backup() {
     let with = |path: &str| VdpaConfig {
-        failover: Some("/dev/vhost-vdpa-1".into()),
+        backup: Some("/dev/vhost-vdpa-1".into()),
         ..config(path)
     };
     let other = with("/dev/vhost-vdpa-0");
     assert_eq!(swap::without_itself(other.clone()), other);
     let itself = swap::without_itself(with("/dev/vhost-vdpa-1"));
-    assert_eq!(itself.failover, None);
+    assert_eq!(itself.backup, None);
 }
 
 #[test]
-fn what_must_not_be_left_undone_waits_where_others_are_refused() {
+fn mandatory_requests_wait_for_room_in_the_queue() {
     let memory = memory();
     let requests = requests(&memory);
     let asking: Vec<_> = (0..=WAITING_MAX)
@@ -261,26 +261,26 @@ fn what_must_not_be_left_undone_waits_where_others_are_refused() {
     }
     let handle = requests.handle();
     let start = Instant::now();
-    // As after a snapshot: the machine stays held until this request is carried out.
-    let goes_on = thread::spawn(move || handle.ask_surely(go_on));
+    // As after a snapshot: the machine stays quiesced until this request is carried out.
+    let unquiesced = thread::spawn(move || handle.ask_surely(unquiesce));
     let mut went_on = false;
     while !went_on {
-        assert!(start.elapsed() < LIMIT && !goes_on.is_finished());
+        assert!(start.elapsed() < LIMIT && !unquiesced.is_finished());
         for request in requests.take() {
             // When dropped, the other requests fail with `Ended`.
-            if let Request::Act { answer, .. } = request {
+            if let Request::Perform { answer, .. } = request {
                 answer.send(Ok(())).unwrap();
                 went_on = true;
             }
         }
     }
-    goes_on.join().unwrap().unwrap().unwrap();
+    unquiesced.join().unwrap().unwrap().unwrap();
     for thread in asking {
         let _ = thread.join().unwrap();
     }
     // It does not wait for a dropped machine.
     let handle = requests.handle();
     drop(requests);
-    let gone = handle.ask_surely(go_on);
+    let gone = handle.ask_surely(unquiesce);
     assert!(matches!(gone, Err(RequestError::Ended)));
 }

@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use devices::pci::Slot;
-use devices::virtio::pci::Relied;
+use devices::virtio::pci::GuestView;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vdpa::causes::in_one_line;
@@ -19,8 +19,8 @@ use vdpa::causes::in_one_line;
 use crate::Error;
 use crate::byte_count::ByteCount;
 use crate::config::{CpuAffinity, HugePageSize, MemoryConfig, NoSuchNic, VdpaConfig, VmConfig};
+use crate::machine::device_manager::DeviceManager;
 use crate::machine::error::NotMovable;
-use crate::machine::inventory::Inventory;
 use crate::machine::program::{reads, state_versions};
 use crate::migration::protocol::Refusal;
 use crate::snapshot::format::Saved as _;
@@ -98,7 +98,8 @@ pub(super) struct DocumentDevice {
     pub(super) id: String,
     /// The number of the PCI slot.
     pub(super) slot: u8,
-    pub(super) relied: Relied,
+    #[serde(rename = "relied")]
+    pub(super) guest_view: GuestView,
 }
 
 /// Builds a [`Refusal`].
@@ -323,7 +324,7 @@ impl Document {
     }
 
     /// Returns the reasons for which the guest cannot resume on the vCPUs and devices built for it.
-    pub(super) fn compare(&self, vcpus: &Vcpus, inventory: &Inventory) -> Vec<Refusal> {
+    pub(super) fn compare(&self, vcpus: &Vcpus, device_manager: &DeviceManager) -> Vec<Refusal> {
         let mut refusals = Vec::new();
         if let Err(error) = vcpus.check_cpuid(&self.cpuid) {
             refusals.push(refusal(
@@ -334,7 +335,7 @@ impl Document {
                  (--cpu x86-64-v2) also moves to others",
             ));
         }
-        let here = inventory.devices();
+        let here = device_manager.devices();
         for device in &here {
             if self.devices.iter().all(|there| there.id != device.id) {
                 refusals.push(refusal(
@@ -345,8 +346,8 @@ impl Document {
                 ));
             }
         }
-        for DocumentDevice { id, relied, .. } in &self.devices {
-            let taken = inventory.named(id).map(|here| here.take_place(relied));
+        for DocumentDevice { id, guest_view, .. } in &self.devices {
+            let taken = device_manager.named(id).map(|here| here.adopt(guest_view));
             match taken {
                 Some(Ok(())) => {}
                 Some(Err(error)) => refusals.push(refusal(

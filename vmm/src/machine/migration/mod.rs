@@ -2,26 +2,26 @@
 //!
 //! Connects the order of a migration ([`crate::migration`]), which knows no machine, with the
 //! machine, which knows no connection. Owns what both ends must have alike (`compat.rs`), the
-//! progress of an outgoing migration (`leaving.rs`) and the check whether one is possible
+//! progress of an outgoing migration (`outgoing_state.rs`) and the check whether one is possible
 //! (`trial.rs`). Owns also the steps of the running machine (`requests.rs`) and the status of a
 //! migration ([`Migration`]). It must not know the API, nor how the state is saved.
 //!
 //! ```text
 //!   source                                         destination
 //!   Handle::migrate (a thread of its own)          Machine::bring_up(Origin::Migration)
-//!      │ Departure ── on_vmm_thread ──> vmm thread    │ Arrival: builds the machine, fills memory
+//!      │ OutgoingMigration ── on_vmm_thread           │ IncomingMigration: build, fill memory
 //!      v                                              v
 //!   Moved: Exit::Moved, the process ends           Moved: Machine::run
 //!   Stayed: as before                              Stayed: no machine
-//!   Unsettled: held ── Handle::settle ─┐           Unsettled: held ── Handle::settle ─┐
-//!        here: resumes  there: ends <──┘                here: resumes  there: ends <──┘
-//!        asked to stop: Exit::Unsettled                 asked to stop: Exit::Stopped
+//!   Indeterminate: ── Handle::resolve ───┐         Indeterminate: ── Handle::resolve ───┐
+//!        here: resumes  there: ends <────┘              here: resumes  there: ends <────┘
+//!        asked to stop: Exit::Indeterminate             asked to stop: Exit::Stopped
 //! ```
 
-mod arrival;
 mod compat;
-mod departure;
-mod leaving;
+mod incoming;
+mod outgoing;
+mod outgoing_state;
 mod requests;
 mod throttle;
 mod trial;
@@ -33,8 +33,8 @@ use parking_lot::{Condvar, Mutex};
 
 pub use bellhop_api::machine::{Direction, InFlight, ReceiveConfig, SendConfig};
 
-pub use arrival::Arriving;
-pub(super) use leaving::Leaving;
+pub use incoming::Arriving;
+pub(super) use outgoing_state::OutgoingState;
 pub(super) use throttle::Throttle;
 
 use crate::Error;
@@ -72,14 +72,15 @@ pub fn milliseconds(duration: Duration) -> u64 {
 pub enum MigrationEnd {
     /// The guest runs at the destination.
     Moved,
-    /// The guest is at the source: it runs, or it was held there before. `why` gives the reason.
+    /// The guest is at the source: it runs, or it was quiesced there before. `why` gives the
+    /// reason.
     Stayed {
         /// The reason and its causes.
         why: String,
     },
-    /// One of the hosts has the guest, but this host cannot determine which. The machine is held
-    /// here until [`Handle::settle`](super::Handle::settle).
-    Unsettled {
+    /// One of the hosts has the guest, but this host cannot determine which. The machine is
+    /// quiesced here until [`Handle::resolve`](super::Handle::resolve).
+    Indeterminate {
         /// The cause.
         why: String,
     },
@@ -179,7 +180,7 @@ impl Migration {
         match &end {
             MigrationEnd::Moved => tracing::info!(peer = %self.0.peer, "migration done"),
             MigrationEnd::Stayed { why } => tracing::warn!(why, "the machine did not move"),
-            MigrationEnd::Unsettled { why } => tracing::error!(
+            MigrationEnd::Indeterminate { why } => tracing::error!(
                 why,
                 "the guest's location is unknown: it stays stopped here until a client resolves it"
             ),

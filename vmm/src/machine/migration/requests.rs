@@ -8,16 +8,16 @@ use std::sync::Arc;
 use bellhop_api::machine::InFlight;
 
 use super::compat::{self, Document, DocumentDevice};
-use super::leaving::Leaving;
+use super::outgoing_state::OutgoingState;
 use super::throttle::{Throttle, Turn};
 use crate::event_loop::Token;
 use crate::kvm::memory_slots::MemorySlots;
-use crate::machine::board::RunState;
 use crate::machine::error::{NotMovable, RequestError};
-use crate::machine::held::HeldFor;
 use crate::machine::parts::Machine;
 use crate::machine::program::state_versions;
+use crate::machine::quiesced::QuiescedFor;
 use crate::machine::saved::SavedMachine;
+use crate::machine::status_publisher::RunState;
 use crate::memory::GuestRam;
 
 /// The parts that an outgoing machine provides to the sending thread.
@@ -27,19 +27,19 @@ pub(super) struct Offer {
     pub(super) slots: Arc<MemorySlots>,
 }
 
-/// A machine that is held for sending.
+/// A machine that is quiesced for sending.
 pub(super) struct Stopped {
     pub(super) saved: SavedMachine,
     /// Guest-physical address and length of the areas that devices may have written without
     /// logging.
-    pub(super) always_dirty: Vec<(u64, u64)>,
+    pub(super) untracked_writes: Vec<(u64, u64)>,
     pub(super) in_flight: InFlight,
 }
 
 impl Machine {
     /// Parks the vCPUs, stops the devices and returns the state.
     pub(super) fn stop_to_leave(&mut self) -> Result<Stopped, RequestError> {
-        self.unless_held()?;
+        self.ensure_not_quiesced()?;
         // Parked, so that no vCPU starts a device between this look and its stop; `save` parks them
         // again.
         let running = self.requests.run_state() == RunState::Running;
@@ -47,33 +47,33 @@ impl Machine {
             self.vcpus.pause();
         }
         // Read before the devices stop: stopping first completes commands of their control queues.
-        let in_flight = self.inventory.in_flight(self.ram.memory());
-        let always_dirty = self.inventory.always_dirty();
-        let saved = self.save(HeldFor::Migration);
-        if running && saved.is_err() && self.unless_crashed().is_ok() {
+        let in_flight = self.device_manager.in_flight(self.ram.memory());
+        let untracked_writes = self.device_manager.untracked_writes();
+        let saved = self.save(QuiescedFor::Migration);
+        if running && saved.is_err() && self.ensure_not_crashed().is_ok() {
             self.vcpus.resume();
         }
         Ok(Stopped {
             saved: saved?,
-            always_dirty,
+            untracked_writes,
             in_flight,
         })
     }
 
-    /// Resumes a held machine as it was, since GO was not sent.
+    /// Resumes a quiesced machine as it was, since GO was not sent.
     pub(super) fn resume_after_stop(&mut self) -> Result<(), RequestError> {
-        if !self.leaving.may_resume(self.is_held_for_migration()) {
-            return Err(RequestError::Settled);
+        if !self.outgoing.may_resume(self.is_quiesced_for_migration()) {
+            return Err(RequestError::Resolved);
         }
-        Ok(self.go_on()?)
+        Ok(self.unquiesce()?)
     }
 
-    /// Resumes a held machine as it was, since its guest is here.
+    /// Resumes a quiesced machine as it was, since its guest is here.
     pub(super) fn stay(&mut self) -> Result<(), RequestError> {
-        if !self.leaving.may_stay(self.is_held_for_migration()) {
-            return Err(RequestError::Settled);
+        if !self.outgoing.may_stay(self.is_quiesced_for_migration()) {
+            return Err(RequestError::Resolved);
         }
-        self.go_on()?;
+        self.unquiesce()?;
         self.end_migration();
         // The machine may have come from another host, where its network still expects it.
         self.announce_all();
@@ -82,46 +82,46 @@ impl Machine {
 
     /// From now on the guest may run elsewhere, even if the connection fails.
     pub(super) fn commit(&mut self) -> Result<(), RequestError> {
-        self.leaving.commit(self.is_held_for_migration())
+        self.outgoing.commit(self.is_quiesced_for_migration())
     }
 
-    /// Ends the run of a held machine whose guest runs elsewhere.
+    /// Ends the run of a quiesced machine whose guest runs elsewhere.
     pub(super) fn depart(&mut self) -> Result<(), RequestError> {
-        self.leaving.depart(self.is_held_for_migration())
+        self.outgoing.depart(self.is_quiesced_for_migration())
     }
 
     /// Undoes all preparations for sending; the machine may change again.
     pub(super) fn end_migration(&mut self) {
         self.set_throttle(0);
-        if let Err(error) = self.inventory.log_writes(false) {
+        if let Err(error) = self.device_manager.log_writes(false) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "cannot stop recording the writes of a device"
             );
         }
-        self.leaving.end();
+        self.outgoing.end();
     }
 
     /// Returns the parts of the machine. With `send`, the machine must not change from now on.
     pub(super) fn offer(&mut self, send: bool) -> Result<Offer, RequestError> {
-        self.unless_held()?;
-        self.unless_migrating()?;
+        self.ensure_not_quiesced()?;
+        self.ensure_not_migrating()?;
         self.take_ejected();
         let config = self.config_now();
         compat::check_movable(&config)?;
-        if let Some(id) = self.inventory.unplugging() {
+        if let Some(id) = self.device_manager.unplugging() {
             return Err(NotMovable::Unplugging(id.to_owned()).into());
         }
-        let relied = self.inventory.relied().into_iter();
-        let devices = relied.map(|(id, slot, relied)| DocumentDevice {
+        let guest_view = self.device_manager.guest_view().into_iter();
+        let devices = guest_view.map(|(id, slot, guest_view)| DocumentDevice {
             id,
             slot: slot.number(),
-            relied,
+            guest_view,
         });
         let running = self.requests.run_state() == RunState::Running;
         // A vCPU reports its CPUID only while it is parked.
         self.vcpus.pause();
-        self.unless_crashed()?;
+        self.ensure_not_crashed()?;
         let cpuid = self.vcpus.cpuid();
         if running {
             self.vcpus.resume();
@@ -133,7 +133,7 @@ impl Machine {
             devices: devices.collect(),
         };
         if send {
-            self.leaving.begin()?;
+            self.outgoing.begin()?;
         }
         Ok(Offer {
             document,
@@ -143,20 +143,20 @@ impl Machine {
     }
 
     /// Fails if the machine is being sent: it must stay as it was described.
-    pub(in crate::machine) fn unless_migrating(&self) -> Result<(), RequestError> {
-        if self.is_held_for_migration() {
-            return Err(RequestError::StandsStill);
+    pub(in crate::machine) fn ensure_not_migrating(&self) -> Result<(), RequestError> {
+        if self.is_quiesced_for_migration() {
+            return Err(RequestError::Quiesced);
         }
-        if self.leaving != Leaving::No {
+        if self.outgoing != OutgoingState::No {
             return Err(RequestError::Migrating);
         }
         Ok(())
     }
 
     /// Fails if the state is on the way to another host, which would miss a change made here.
-    pub(in crate::machine) fn unless_on_the_way(&self) -> Result<(), RequestError> {
-        if self.leaving == Leaving::Sending && self.is_held_for_migration() {
-            return Err(RequestError::StandsStill);
+    pub(in crate::machine) fn ensure_not_in_transit(&self) -> Result<(), RequestError> {
+        if self.outgoing == OutgoingState::Sending && self.is_quiesced_for_migration() {
+            return Err(RequestError::Quiesced);
         }
         Ok(())
     }
@@ -201,7 +201,7 @@ impl Machine {
             match turn {
                 Turn::Hold => self.vcpus.pause(),
                 // The machine is about to end.
-                Turn::Run if self.unless_crashed().is_err() => {}
+                Turn::Run if self.ensure_not_crashed().is_err() => {}
                 Turn::Run => self.vcpus.resume(),
             }
         }

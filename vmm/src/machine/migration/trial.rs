@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bellhop_api::machine::{Forecast, MigrationObstacle, MigrationTrial};
 use vdpa::causes::in_one_line;
 
-use super::departure::{CONNECT, SWITCH};
+use super::outgoing::{CONNECT, SWITCH};
 use super::requests::Offer;
 use super::{Endpoint, SendConfig, milliseconds};
 use crate::machine::error::{NotMovable, RequestError};
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_takes_as_long_as_its_rate_says() {
+    fn memory_takes_the_time_of_its_rate() {
         assert_eq!(copy_ms(100 << 20, 50 << 20), Some(2000));
         assert_eq!(copy_ms(1, 0), None);
         assert_eq!(copy_ms(u64::MAX, 1), Some(u64::MAX));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_for_another_host_has_what_it_needs() {
+    fn the_command_for_another_host_is_complete() {
         let remote = waiting_at(&"tcp:b:7444".parse().unwrap());
         assert!(remote.contains("--receive tcp:b:7444") && remote.contains("--kernel"));
         let local = waiting_at(&"unix:/run/move".parse().unwrap());

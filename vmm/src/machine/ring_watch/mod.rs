@@ -6,7 +6,7 @@
 //! flight, rates, and an alarm for a queue that hangs (`queue.rs` decides).
 //!
 //! ```text
-//!   vCPUs run ──── arm ───> timerfd, 1 s ──> vmm thread: sample ──> board (alarms), log
+//!   vCPUs run ──── arm ───> timerfd, 1 s ──> vmm thread: sample ──> status (alarms), log
 //!   vCPUs park ── disarm ──┘                  │      │
 //!                                guest RAM <──┘      └──> once per alarm, if enabled:
 //!                                indices                  kick the device, interrupt the driver
@@ -53,7 +53,7 @@ pub(super) fn run(timer: &Timer, on: bool) {
 #[derive(Debug)]
 pub(super) struct DeviceWatch {
     /// Whether a hung queue is kicked and its driver interrupted.
-    rescue: bool,
+    stall_kick: bool,
     /// [`RunningRing::start`] of the last sample.
     start: Option<u64>,
     queues: Vec<Watched>,
@@ -71,15 +71,15 @@ struct Watched {
 
 impl DeviceWatch {
     /// Creates the watch of a device with this many queues. A complaint becomes an alarm after
-    /// `threshold`; with `rescue`, the queue is then kicked and its driver interrupted once.
-    pub(super) fn new(queues: usize, threshold: Duration, rescue: bool) -> Self {
+    /// `threshold`; with `stall_kick`, the queue is then kicked and its driver interrupted once.
+    pub(super) fn new(queues: usize, threshold: Duration, stall_kick: bool) -> Self {
         let queue = || Watched {
             watch: QueueWatch::new(threshold),
             runs: false,
             events: [None, None],
         };
         Self {
-            rescue,
+            stall_kick,
             start: None,
             queues: std::iter::repeat_with(queue).take(queues).collect(),
         }
@@ -124,8 +124,11 @@ impl DeviceWatch {
             for event in std::mem::take(&mut queue.events).into_iter().flatten() {
                 changed = true;
                 tell(id, index, event);
-                if self.rescue && worth_a_nudge(event) && device.nudge(index) {
-                    queue.watch.count_rescue();
+                if self.stall_kick
+                    && may_be_lost_notification(event)
+                    && device.spurious_notify(index)
+                {
+                    queue.watch.count_stall_kick();
                     tracing::info!(
                         device = %id,
                         queue = index,
@@ -162,7 +165,7 @@ impl DeviceWatch {
 }
 
 /// Whether a lost kick or interrupt may be the cause, so that a kick can help.
-fn worth_a_nudge(event: Event) -> bool {
+fn may_be_lost_notification(event: Event) -> bool {
     matches!(
         event,
         Event::Began(AlarmKind::Stuck | AlarmKind::DriverStalled)
@@ -210,13 +213,13 @@ fn tell(id: &str, queue: u16, event: Event) {
             let what = match alarm {
                 AlarmKind::Stuck => {
                     "is stuck: buffers wait for the device, but it uses none; if a kick was lost, \
-                     rescue=on recovers it; otherwise reset the device from its driver (unbind and \
-                     bind) or reset the machine"
+                     stall_kick=on recovers it; otherwise reset the device from its driver (unbind \
+                     and bind) or reset the machine"
                 }
                 AlarmKind::DriverStalled => {
                     "is stalled: all receive buffers are used, and the driver posts no others; its \
-                     interface is down, the guest hangs, or an interrupt was lost, which rescue=on \
-                     recovers"
+                     interface is down, the guest hangs, or an interrupt was lost, which \
+                     stall_kick=on recovers"
                 }
                 AlarmKind::Inconsistent => {
                     "has an impossible avail index: more is in flight than the ring holds; the \

@@ -102,8 +102,8 @@ impl QueueWatch {
     }
 
     /// Counts a kick and interrupt because of an alarm.
-    pub(super) fn count_rescue(&mut self) {
-        self.status.rescues = self.status.rescues.saturating_add(1);
+    pub(super) fn count_stall_kick(&mut self) {
+        self.status.stall_kicks = self.status.stall_kicks.saturating_add(1);
     }
 
     /// The queue does not run or cannot be read; `state` has the reason.

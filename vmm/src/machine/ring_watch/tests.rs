@@ -39,7 +39,7 @@ fn store(memory: &GuestMemory, area: u64, index: u16) {
 }
 
 #[test]
-fn indices_are_where_the_driver_said() {
+fn indices_are_read_at_the_drivers_addresses() {
     let memory = memory();
     for (avail, used) in [(7, 3), (16, 0), (3, 65_530), (100, 3), (3, 4)] {
         store(&memory, DRIVER, avail);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::door::Door;
+use super::acceptor::Acceptor;
 use crate::migration::channel::{Channel, Connection, Halt, Wait};
 use crate::migration::error::{MigrationError, Phase};
 use crate::migration::progress::Progress;
@@ -37,8 +37,8 @@ fn end<C: Connection>(
     phase: Phase,
     error: MigrationError,
 ) -> MigrationError {
-    let error = control.ask_why(phase, error);
-    control.say_why(phase, &error);
+    let error = control.receive_reason(phase, error);
+    control.send_reason(phase, &error);
     error
 }
 
@@ -213,7 +213,7 @@ impl<C: Connection> Accepted<C> {
             if let Err(source) = thread(0).spawn_scoped(scope, move || part(control)) {
                 failed(MigrationError::no_thread(source));
             }
-            let mut door = Door::new(&halt, Phase::Join);
+            let mut acceptor = Acceptor::new(&halt, Phase::Join);
             // Numbers of the open connections.
             let mut joined = vec![0];
             let mut all_join = || {
@@ -231,7 +231,7 @@ impl<C: Connection> Accepted<C> {
                     let asked = move |stream, halt: &Halt| {
                         join(stream, halt, session, connections, patience)
                     };
-                    let next = door.next(scope, accept, missing, asked)?;
+                    let next = acceptor.next(scope, accept, missing, asked)?;
                     // Of two connections with one number, the first wins.
                     let next = next.filter(|channel| !joined.contains(&channel.index()));
                     let Some(mut channel) = next else {
@@ -391,6 +391,6 @@ impl<C: Connection> Running<C> {
 
     /// Reports that the guest does not run.
     pub fn failed(&mut self, why: &MigrationError) {
-        self.control.say_why(Phase::Done, why);
+        self.control.send_reason(Phase::Done, why);
     }
 }

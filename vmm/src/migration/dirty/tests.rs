@@ -1,5 +1,5 @@
 //! Sets of pages against sets of numbers. Tests of the tracker need KVM:
-//! `vmm/tests/skeleton_kvm_dirty_log.rs`.
+//! `vmm/tests/boot_kvm_dirty_log.rs`.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ fn all_and_none_know_their_number() {
 }
 
 #[test]
-fn what_lies_past_the_end_is_left_out() {
+fn pages_past_the_end_are_left_out() {
     let mut pages = DirtyPages::none(70 * 4096);
     pages.merge(60, &[u64::MAX, u64::MAX]);
     pages.mark(69 * 4096..u64::MAX);

@@ -183,7 +183,7 @@ fn lengths_are_refused_before_anything_is_read() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_messages_are_refused() {
     let refused = |kind, payload: &[u8]| {
         let error = read(&forge(kind, payload), 0, 0).unwrap_err();
         error.to_string()

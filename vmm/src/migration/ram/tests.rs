@@ -19,7 +19,7 @@ fn image() -> RamImage {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn written_pages_are_read_back() {
     let image = image();
     image.write(0x3000, &[5; 8192]).unwrap();
     image.write(SIZE - 4096, &[6; 4096]).unwrap();
@@ -78,7 +78,7 @@ fn holes_are_known_without_reading_them() {
 }
 
 #[test]
-fn what_holds_data_is_counted() {
+fn pages_with_data_are_counted() {
     let image = image();
     assert_eq!(image.data_bytes(), 0);
     image.write(0x5000, &[5; 8192]).unwrap();

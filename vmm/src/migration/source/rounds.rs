@@ -40,7 +40,7 @@ pub(super) fn send_everywhere<C: Connection>(
                     .lock()
                     .get_or_insert(MigrationError::no_thread(source));
                 // It will not arrive.
-                drop(Arrival(&fence));
+                drop(AtFence(&fence));
             }
         }
         part(control);
@@ -53,7 +53,7 @@ fn send_part<C: Connection>(
     channel: &mut Channel<C>,
     fence: &Fence,
 ) -> Result<(), MigrationError> {
-    let arrival = Arrival(fence);
+    let arrival = AtFence(fence);
     send_round(round, channel)?;
     drop(arrival);
     // After the last ROUND_END only the state may follow.
@@ -88,9 +88,9 @@ impl Fence {
 }
 
 /// One part, counted on drop: at its end or at a failure.
-struct Arrival<'a>(&'a Fence);
+struct AtFence<'a>(&'a Fence);
 
-impl Drop for Arrival<'_> {
+impl Drop for AtFence<'_> {
     fn drop(&mut self) {
         let mut left = self.0.left.lock();
         *left = left.saturating_sub(1);

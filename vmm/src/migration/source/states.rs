@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each step consumes the state. An error of any step up to `wait_ready` leaves the guest at the
-//! source. It is a [`Parting`], and the destination receives the reason after the guest resumes.
+//! source. It is a [`Abort`], and the destination receives the reason after the guest resumes.
 //! After an error of `commit` or `wait_done`, GO may have been sent, so the source must not run the
 //! guest.
 
@@ -28,16 +28,16 @@ use crate::migration::ram::{RamImage, Round};
 /// A conversation that ends before GO. The destination does not know yet.
 #[derive(Debug)]
 #[must_use]
-pub struct Parting<C> {
+pub struct Abort<C> {
     /// `None`: there is no peer to notify.
     control: Option<Box<Channel<C>>>,
     phase: Phase,
     why: MigrationError,
 }
 
-impl<C: Connection> Parting<C> {
+impl<C: Connection> Abort<C> {
     /// Nothing has been sent yet.
-    pub(super) fn unsaid(why: MigrationError) -> Self {
+    pub(super) fn unsent(why: MigrationError) -> Self {
         Self {
             control: None,
             phase: Phase::Offer,
@@ -56,14 +56,14 @@ impl<C: Connection> Parting<C> {
         let Some(mut control) = control else {
             return why;
         };
-        let why = control.ask_why(phase, why);
-        control.say_why(phase, &why);
+        let why = control.receive_reason(phase, why);
+        control.send_reason(phase, &why);
         why
     }
 }
 
-fn end<C>(control: Channel<C>, phase: Phase, why: MigrationError) -> Parting<C> {
-    Parting {
+fn end<C>(control: Channel<C>, phase: Phase, why: MigrationError) -> Abort<C> {
+    Abort {
         control: Some(Box::new(control)),
         phase,
         why,
@@ -84,9 +84,9 @@ impl<C: Connection> Connected<C> {
     /// Describes the machine to the destination, and waits for the answer.
     ///
     /// # Errors
-    /// A [`Parting`], because of [`MigrationError::Refused`] or another error; the source owns the
+    /// A [`Abort`], because of [`MigrationError::Refused`] or another error; the source owns the
     /// guest.
-    pub fn offer(mut self, hello: &Hello, wait: Duration) -> Result<Accepted<C>, Parting<C>> {
+    pub fn offer(mut self, hello: &Hello, wait: Duration) -> Result<Accepted<C>, Abort<C>> {
         // Cloned once per migration.
         match self.exchange(&Message::Hello(hello.clone()), hello.connections, wait) {
             Ok((session, connections)) => Ok(Accepted {
@@ -143,11 +143,8 @@ impl<C: Connection> Accepted<C> {
     /// Opens the further connections.
     ///
     /// # Errors
-    /// A [`Parting`]; the source owns the guest.
-    pub fn join(
-        self,
-        connect: &mut dyn FnMut() -> io::Result<C>,
-    ) -> Result<Copying<C>, Parting<C>> {
+    /// A [`Abort`]; the source owns the guest.
+    pub fn join(self, connect: &mut dyn FnMut() -> io::Result<C>) -> Result<Copying<C>, Abort<C>> {
         let mut others = Vec::new();
         for index in 1..self.connections.min(CONNECTIONS_MAX) {
             match self.join_one(index, connect) {
@@ -240,13 +237,13 @@ impl<C: Connection> Copying<C> {
     /// Sends the state that `save` writes, at most `max` bytes. The last round must have been sent.
     ///
     /// # Errors
-    /// A [`Parting`]; the source owns the guest.
+    /// A [`Abort`]; the source owns the guest.
     pub fn finish(
         mut self,
         max: u64,
         progress: &Progress,
         save: impl FnOnce(&mut dyn Write) -> Result<(), MachineError>,
-    ) -> Result<Stopped<C>, Parting<C>> {
+    ) -> Result<Stopped<C>, Abort<C>> {
         match self.state(max, progress, save) {
             Ok(()) => Ok(Stopped {
                 control: self.control,
@@ -286,7 +283,7 @@ impl<C: Connection> Copying<C> {
     }
 
     /// Ends the conversation.
-    pub fn give_up(self, error: MigrationError) -> Parting<C> {
+    pub fn give_up(self, error: MigrationError) -> Abort<C> {
         let Self { control, .. } = self;
         end(control, Phase::Copy, error)
     }
@@ -357,8 +354,8 @@ impl<C: Connection> Stopped<C> {
     /// Waits until the destination has restored the state.
     ///
     /// # Errors
-    /// A [`Parting`]; the source owns the guest.
-    pub fn wait_ready(mut self, wait: Duration) -> Result<Ready<C>, Parting<C>> {
+    /// A [`Abort`]; the source owns the guest.
+    pub fn wait_ready(mut self, wait: Duration) -> Result<Ready<C>, Abort<C>> {
         let (phase, wait) = (Phase::Ready, Wait::AtMost(wait));
         let ready = |message: Message<'_>| match message {
             Message::Ready => Ok(()),
@@ -383,7 +380,7 @@ pub struct Ready<C> {
 
 impl<C: Connection> Ready<C> {
     /// Ends the conversation; the guest stays.
-    pub fn give_up(self, error: MigrationError) -> Parting<C> {
+    pub fn give_up(self, error: MigrationError) -> Abort<C> {
         end(self.control, Phase::Ready, error)
     }
 

@@ -53,7 +53,7 @@ impl Peer {
     }
 
     /// The name of the next message; `None` once the other end has hung up.
-    pub(super) fn hear(&mut self) -> Option<&'static str> {
+    pub(super) fn next_message(&mut self) -> Option<&'static str> {
         let mut header = [0; FRAME_HEADER_LEN];
         self.stream.read_exact(&mut header).ok()?;
         let header = Header::decode(header, 0, self.received).unwrap();
@@ -74,7 +74,7 @@ impl Peer {
             ram: Guest::new().image().ranges(),
             compat: json!({"cpu": "none"}),
         }));
-        assert_eq!(self.hear(), Some("ACCEPT"));
+        assert_eq!(self.next_message(), Some("ACCEPT"));
     }
 
     /// Acts as a source that has sent everything.
@@ -86,7 +86,7 @@ impl Peer {
         });
         self.say(&Message::State(b"state"));
         self.say(&Message::StateEnd { len: 5 });
-        assert_eq!(self.hear(), Some("READY"));
+        assert_eq!(self.next_message(), Some("READY"));
     }
 }
 
@@ -122,7 +122,7 @@ fn with_source(play: impl FnOnce(&mut Peer)) -> (Outcome, Guest) {
 
 fn why(outcome: &Outcome) -> &MigrationError {
     match outcome {
-        Outcome::Source { why, .. } | Outcome::Unsettled { why } => why,
+        Outcome::Source { why, .. } | Outcome::Indeterminate { why } => why,
         Outcome::Destination => panic!("the guest runs"),
     }
 }
@@ -166,7 +166,7 @@ fn a_source_by_hand_arrives() {
     let (outcome, guest) = with_source(|peer| {
         peer.until_ready();
         peer.say(&Message::Go(peer.session));
-        assert_eq!(peer.hear(), Some("DONE"));
+        assert_eq!(peer.next_message(), Some("DONE"));
     });
     assert!(matches!(outcome, Outcome::Destination), "{outcome:?}");
     assert_eq!(guest.state, b"state");
@@ -207,7 +207,10 @@ fn messages_at_the_wrong_time_end_it() {
         assert!(
             matches!(
                 (&outcome, error),
-                (Outcome::Unsettled { .. }, MigrationError::OutOfOrder { .. })
+                (
+                    Outcome::Indeterminate { .. },
+                    MigrationError::OutOfOrder { .. }
+                )
             ),
             "{name} for GO: {outcome:?}"
         );
@@ -233,7 +236,10 @@ fn go_of_another_migration_is_no_go() {
         session.0[0] ^= 1;
         peer.say(&Message::Go(session));
     });
-    assert!(matches!(outcome, Outcome::Unsettled { .. }), "{outcome:?}");
+    assert!(
+        matches!(outcome, Outcome::Indeterminate { .. }),
+        "{outcome:?}"
+    );
 }
 
 #[test]
@@ -246,7 +252,7 @@ fn memory_outside_ram_or_without_end_is_refused() {
                 offset,
                 data: &page,
             });
-            assert_eq!(peer.hear(), Some("FAILED"));
+            assert_eq!(peer.next_message(), Some("FAILED"));
         });
         assert!(matches!(why(&outcome), MigrationError::Page { .. }));
         let (outcome, _) = with_source(|peer| {
@@ -405,16 +411,16 @@ fn with_destination(play: impl FnOnce(&mut Peer)) -> (Outcome, Guest) {
 }
 
 fn accept(peer: &mut Peer) {
-    assert_eq!(peer.hear(), Some("HELLO"));
+    assert_eq!(peer.next_message(), Some("HELLO"));
     peer.say(&Message::Accept {
         session: Session([9; 16]),
         connections: 1,
     });
-    while peer.hear() != Some("STATE_END") {}
+    while peer.next_message() != Some("STATE_END") {}
 }
 
 #[test]
-fn a_destination_that_says_anything_else_does_not_get_the_guest() {
+fn a_destination_with_another_answer_does_not_get_the_guest() {
     for message in one_of_each() {
         let name = message.name();
         if name != "ACCEPT" {
@@ -437,12 +443,12 @@ fn a_destination_that_says_anything_else_does_not_get_the_guest() {
         let (outcome, _) = with_destination(|peer| {
             accept(peer);
             peer.say(&Message::Ready);
-            assert_eq!(peer.hear(), Some("GO"));
+            assert_eq!(peer.next_message(), Some("GO"));
             peer.say(&message);
         });
         match outcome {
             Outcome::Destination => assert_eq!(name, "DONE"),
-            Outcome::Unsettled { .. } => assert_ne!(name, "DONE"),
+            Outcome::Indeterminate { .. } => assert_ne!(name, "DONE"),
             other => panic!("{name}: {other:?}"),
         }
     }
@@ -451,7 +457,7 @@ fn a_destination_that_says_anything_else_does_not_get_the_guest() {
 #[test]
 fn a_ready_that_comes_too_early_is_no_ready_for_a_refused_guest() {
     let (outcome, _) = with_destination(|peer| {
-        assert_eq!(peer.hear(), Some("HELLO"));
+        assert_eq!(peer.next_message(), Some("HELLO"));
         peer.say(&Message::Ready);
         peer.say(&Message::Ready);
     });

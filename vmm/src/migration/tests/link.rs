@@ -174,7 +174,7 @@ fn run(fault: &Arc<Fault>, connections: u16, patience: Duration) -> (String, [us
     let name = |outcome: &Outcome| match outcome {
         Outcome::Source { .. } => "source",
         Outcome::Destination => "destination",
-        Outcome::Unsettled { .. } => "unsettled",
+        Outcome::Indeterminate { .. } => "indeterminate",
     };
     (
         format!("{} {}", name(&left), name(&arrived)),
@@ -239,10 +239,10 @@ fn a_cut_at_any_byte_leaves_one_owner_or_none() {
     // Every row of the table in the module's documentation occurred, and no other.
     let rows: Vec<&str> = ends.keys().map(String::as_str).collect();
     let all = [
+        "indeterminate destination",
+        "indeterminate indeterminate",
+        "source indeterminate",
         "source source",
-        "source unsettled",
-        "unsettled destination",
-        "unsettled unsettled",
     ];
     assert_eq!(rows, all, "{ends:?}");
 }
@@ -270,7 +270,11 @@ fn silence_at_any_moment_is_noticed_by_both() {
         Duration::from_millis(1500),
     );
     let rows: Vec<&str> = ends.keys().map(String::as_str).collect();
-    for row in ["source source", "source unsettled", "unsettled destination"] {
+    for row in [
+        "source source",
+        "source indeterminate",
+        "indeterminate destination",
+    ] {
         assert!(rows.contains(&row), "{ends:?}");
     }
     let ends = sweep(

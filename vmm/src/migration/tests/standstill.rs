@@ -24,7 +24,7 @@ const SLOW: Duration = Duration::from_secs(8);
 struct Noting {
     stream: UnixStream,
     running: Arc<AtomicBool>,
-    told: Arc<Mutex<Vec<bool>>>,
+    notified: Arc<Mutex<Vec<bool>>>,
 }
 
 impl Read for Noting {
@@ -38,7 +38,7 @@ impl Write for Noting {
         // CANCEL and FAILED.
         if matches!(bytes, [13 | 14, 0, 0, 0, ..]) {
             let runs = self.running.load(Ordering::SeqCst);
-            self.told.lock().push(runs);
+            self.notified.lock().push(runs);
         }
         self.stream.write(bytes)
     }
@@ -58,7 +58,7 @@ impl Connection for Noting {
 struct Ended {
     outcome: Outcome,
     took: Duration,
-    told: Vec<bool>,
+    notified: Vec<bool>,
 }
 
 /// Sends a guest with `state` bytes of state to a destination that runs `play` and then hangs up.
@@ -66,11 +66,11 @@ fn send_to(options: &SendOptions, state: usize, play: impl FnOnce(&mut Peer)) ->
     let (mine, theirs) = UnixStream::pair().unwrap();
     let mut guest = Guest::running();
     guest.state = vec![7; state];
-    let told = Arc::default();
+    let notified = Arc::default();
     let noting = Noting {
         stream: theirs,
         running: guest.running.clone(),
-        told: Arc::clone(&told),
+        notified: Arc::clone(&notified),
     };
     let started = Instant::now();
     let (outcome, took) = thread::scope(|scope| {
@@ -94,11 +94,11 @@ fn send_to(options: &SendOptions, state: usize, play: impl FnOnce(&mut Peer)) ->
         ended
     });
     assert!(guest.runs() && !guest.logging, "{outcome:?}");
-    let told = told.lock().clone();
+    let notified = notified.lock().clone();
     Ended {
         outcome,
         took,
-        told,
+        notified,
     }
 }
 
@@ -110,7 +110,7 @@ fn options() -> SendOptions {
 }
 
 fn accept(peer: &mut Peer) {
-    assert_eq!(peer.hear(), Some("HELLO"));
+    assert_eq!(peer.next_message(), Some("HELLO"));
     peer.say(&Message::Accept {
         session: Session([9; 16]),
         connections: 1,
@@ -131,13 +131,17 @@ fn error(outcome: &Outcome) -> &MigrationError {
 fn a_silent_destination_does_not_hold_a_stopped_guest() {
     let ended = send_to(&options(), 10, |peer| {
         accept(peer);
-        while peer.hear() != Some("STATE_END") {}
-        assert_eq!(peer.hear(), Some("FAILED"), "the reason arrives in the end");
+        while peer.next_message() != Some("STATE_END") {}
+        assert_eq!(
+            peer.next_message(),
+            Some("FAILED"),
+            "the reason arrives in the end"
+        );
     });
     let Ended {
         outcome,
         took,
-        told,
+        notified,
     } = ended;
     assert!(took >= STANDSTILL && took < SLOW, "{took:?}");
     match error(&outcome) {
@@ -148,7 +152,7 @@ fn a_silent_destination_does_not_hold_a_stopped_guest() {
         } => assert_eq!((*phase, *connection, *limit), (Phase::Ready, 0, STANDSTILL)),
         other => panic!("{other:?}"),
     }
-    assert_eq!(told, [true], "the guest resumes first");
+    assert_eq!(notified, [true], "the guest resumes first");
     let text = error(&outcome).to_string();
     assert!(
         text.contains("the guest was stopped") && text.contains("0.4 s"),
@@ -194,10 +198,10 @@ fn a_destination_that_takes_a_little_now_and_then_does_not_hold_a_stopped_guest(
 }
 
 #[test]
-fn a_destination_that_says_it_is_busy_does_not_hold_a_stopped_guest() {
+fn a_busy_destination_does_not_hold_a_stopped_guest() {
     let ended = send_to(&options(), 10, |peer| {
         accept(peer);
-        while peer.hear() != Some("STATE_END") {}
+        while peer.next_message() != Some("STATE_END") {}
         let started = Instant::now();
         // More often than a read waits, so that no read ever waits.
         while started.elapsed() < 3 * STANDSTILL {
@@ -218,7 +222,7 @@ fn alive_does_not_stretch_a_wait_that_has_an_end() {
     let mut options = super::send_options(1);
     options.timeouts.accept = STANDSTILL;
     let ended = send_to(&options, 10, |peer| {
-        assert_eq!(peer.hear(), Some("HELLO"));
+        assert_eq!(peer.next_message(), Some("HELLO"));
         let started = Instant::now();
         while started.elapsed() < 3 * STANDSTILL {
             peer.say(&Message::Alive);
@@ -254,9 +258,9 @@ fn after_go_the_source_waits_as_long_as_before() {
         });
         let mut peer = Peer::new(mine);
         accept(&mut peer);
-        while peer.hear() != Some("STATE_END") {}
+        while peer.next_message() != Some("STATE_END") {}
         peer.say(&Message::Ready);
-        assert_eq!(peer.hear(), Some("GO"));
+        assert_eq!(peer.next_message(), Some("GO"));
         thread::sleep(2 * STANDSTILL);
         peer.say(&Message::Done);
         leaves.join().unwrap()
@@ -281,11 +285,11 @@ fn the_time_in_which_the_source_reads_its_memory_is_not_the_destinations() {
         });
         let mut peer = Peer::new(mine);
         accept(&mut peer);
-        while peer.hear() != Some("STATE_END") {}
+        while peer.next_message() != Some("STATE_END") {}
         // The destination may take as long for the same.
         thread::sleep(2 * STANDSTILL);
         peer.say(&Message::Ready);
-        assert_eq!(peer.hear(), Some("GO"));
+        assert_eq!(peer.next_message(), Some("GO"));
         peer.say(&Message::Done);
         leaves.join().unwrap()
     });

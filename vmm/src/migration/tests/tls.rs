@@ -246,7 +246,7 @@ fn many_silent_strangers_use_up_nothing_of_the_source() {
 }
 
 #[test]
-fn a_source_is_heard_among_those_who_came_first_and_say_nothing() {
+fn a_source_is_served_behind_silent_connections() {
     let (near, far) = both_hosts();
     let (stranger, _) = both_hosts();
     let (listener, endpoint) = listen(Some(far));
@@ -263,8 +263,8 @@ fn a_source_is_heard_among_those_who_came_first_and_say_nothing() {
         let arrives = scope.spawn(|| {
             let (options, monitor) = (receive_options(), Monitor::default());
             let mut accept = || listener.accept();
-            let visitor = greet(&mut accept, &options, &monitor).unwrap();
-            receive_from(&mut destination, visitor, &mut accept, &options, &monitor)
+            let pending = greet(&mut accept, &options, &monitor).unwrap();
+            receive_from(&mut destination, pending, &mut accept, &options, &monitor)
         });
         let connect = || connect(&endpoint, PATIENCE, Some(&near)).map_err(io::Error::other);
         let (ram, first) = (source.image(), connect().unwrap());

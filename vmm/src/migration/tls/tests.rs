@@ -198,7 +198,7 @@ fn destination_refuses(source: &Tls, destination: &Tls, reason: &str) {
 }
 
 #[test]
-fn hosts_of_one_authority_hear_each_other() {
+fn hosts_of_one_authority_can_connect() {
     let (source, destination) = both_hosts();
     let (here, there) = exchange(&source, &destination);
     here.unwrap();

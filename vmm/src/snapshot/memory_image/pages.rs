@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_what_is_not_zero() {
+    fn runs_are_the_pages_that_are_not_zero() {
         assert_eq!(data_runs(&[]), vec![]);
         let mut block = vec![0; 10 * PAGE + 100];
         assert_eq!(data_runs(&block), vec![]);

@@ -368,7 +368,7 @@ fn file_on_small_disk(size: &str) -> io::Result<File> {
 }
 
 #[test]
-fn a_full_disk_says_how_much_is_needed() {
+fn the_error_for_a_full_disk_names_the_needed_size() {
     let file = match file_on_small_disk("1m") {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {

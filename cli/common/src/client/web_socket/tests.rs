@@ -120,7 +120,7 @@ fn bytes_before_the_end_arrive() {
 }
 
 #[test]
-fn what_is_no_websocket_is_an_error() {
+fn an_answer_without_websocket_is_an_error() {
     let refusal = "HTTP/1.1 409 Conflict\r\ncontent-length: 38\r\n\r\n\
                    {\"code\":\"console_in_use\",\"message\":\"\"}";
     let error = Server::saying("refusal", refusal).open().unwrap_err();

@@ -3,8 +3,8 @@
 use flate2::Compression;
 use flate2::read::GzEncoder;
 
+use super::super::fake::Tree;
 use super::super::finding::State;
-use super::super::made_up::Tree;
 use super::*;
 
 const RELEASE: &str = "6.12.1-test";

@@ -98,7 +98,7 @@ async fn a_reader_continues_after_its_last_event() {
 }
 
 #[tokio::test]
-async fn what_is_lost_is_said() {
+async fn lost_events_are_reported() {
     let node = Stage::default();
     node.events
         .publish(Event::new("/v1/vms/a", EventChange::Changed));
@@ -177,7 +177,7 @@ async fn history_begins_with_the_oldest_event_and_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_filter_passes_over_others_and_says_where_the_reader_is() {
+async fn a_filter_skips_others_and_reports_the_readers_position() {
     let node = Stage::default();
     let begin = *node.events.newest().borrow();
     for (subject, change) in [

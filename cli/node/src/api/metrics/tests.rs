@@ -37,7 +37,7 @@ fn queue(index: u16, posted: u64) -> Value {
         "index": index, "size": 256, "max_size": 256, "enabled": index < 2, "kick": "Doorbell",
         "watch": {
             "state": "Moving", "in_flight": 1, "posted_per_s": 0, "completed_per_s": 0,
-            "stuck_for_s": 0, "rescues": 0, "posted": posted, "completed": 2,
+            "stuck_for_s": 0, "stall_kicks": 0, "posted": posted, "completed": 2,
         },
     })
 }

@@ -77,7 +77,10 @@ impl Machines {
     }
 
     /// Deletes devices of VMs that no longer exist. `wanted` tells which devices belong to a VM.
-    pub(crate) fn remove_stray_devices(&self, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
+    pub(crate) fn delete_orphaned_devices(
+        &self,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<(), Error> {
         let _one = self.nics.lock();
         let mut store = self.nic_store()?;
         let all = store.nics().map_err(unread)?;
@@ -115,7 +118,7 @@ impl Machines {
     }
 
     /// The records of created NICs by device name, without those that cannot be read.
-    pub(crate) fn made_nics(&self) -> BTreeMap<String, MadeNic> {
+    pub(crate) fn created_nics(&self) -> BTreeMap<String, MadeNic> {
         let all = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
         let all = all.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read the records of NICs");
@@ -171,25 +174,25 @@ impl Machines {
                 return Err(Error::new(UNUSABLE, message).because(source));
             }
         };
-        let failover = self.stands_by(vm, nic)?;
-        Ok((nic.vdpa(VdpaSource::Number(number), failover), device))
+        let backup = self.backup_path(vm, nic)?;
+        Ok((nic.vdpa(VdpaSource::Number(number), backup), device))
     }
 
     /// The character device of a NIC's backup, as it is now, if the NIC has a backup.
-    pub(super) fn stands_by(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<PathBuf>, Error> {
-        let stand_by = nic.on_stand_by(vm);
-        stand_by
+    pub(super) fn backup_path(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<PathBuf>, Error> {
+        let backup = nic.on_backup(vm);
+        backup
             .map(|nic| self.character_device_of(vm, &nic))
             .transpose()
     }
 
     /// Checks that the host has the sources or devices of a NIC and its backup.
     pub(super) fn check_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
-        let requests = [nic.request(vm), nic.stand_by_request(vm, None)];
+        let requests = [nic.request(vm), nic.backup_request(vm, None)];
         for request in requests.iter().flatten() {
             Nics::open()?.check_source(request)?;
         }
-        let sources = [Some(nic.source()), nic.stand_by()];
+        let sources = [Some(nic.source()), nic.backup()];
         for source in sources.into_iter().flatten() {
             match source {
                 NicSource::From(_) => {}
@@ -235,7 +238,7 @@ impl Machines {
 
     /// Deletes a device that was created for a NIC of this VM. Does nothing if there is none, or
     /// another VM owns it.
-    pub(super) fn take_device_back(&self, vm: &VmName, device: &str) -> Result<(), Error> {
+    pub(super) fn delete_device(&self, vm: &VmName, device: &str) -> Result<(), Error> {
         let _one = self.nics.lock();
         let store = self.nic_store()?;
         let nic = match store.nic(device) {
@@ -338,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_device_is_none() {
+    fn other_files_are_no_device() {
         assert_eq!(device_at(Path::new("/dev/null")), None);
         assert_eq!(device_at(Path::new("/nowhere")), None);
     }

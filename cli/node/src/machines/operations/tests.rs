@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::machines::departure::migration_status;
+use crate::machines::outgoing::migration_status;
 
 const VM: &str = "web";
 
@@ -106,7 +106,7 @@ fn only_a_guest_that_stays_was_cancelled() {
     let operations = none();
     for (code, phase) in [
         ("not_moved", OperationPhase::Cancelled),
-        ("may_be_elsewhere", OperationPhase::Failed),
+        ("migration_unknown", OperationPhase::Failed),
     ] {
         let id = begun(&operations, OperationKind::Migration);
         let vm = VM.parse().unwrap();
@@ -120,7 +120,7 @@ fn only_a_guest_that_stays_was_cancelled() {
 }
 
 #[test]
-fn a_report_tells_progress_and_end() {
+fn a_report_has_progress_and_end() {
     let vm = VM.parse().unwrap();
     let code = |phase| match end_of(&vm, &migration_status("Send", phase, 1))? {
         Ok(()) => Some("moved"),
@@ -131,7 +131,7 @@ fn a_report_tells_progress_and_end() {
         ("Done", None),
         ("Moved", Some("moved")),
         ("Stayed", Some("not_moved")),
-        ("Unsettled", Some("may_be_elsewhere")),
+        ("Indeterminate", Some("migration_unknown")),
     ] {
         assert_eq!(code(phase), expected, "{phase}");
     }

@@ -108,8 +108,8 @@ fn on_existing_device(nic: &NicSpec) -> Result<VdpaConfig, Error> {
         NicSource::There(ExistingDevice::Name(name)) => by_name(name),
         NicSource::From(_) => Err(to_create(nic)),
     };
-    let failover: Option<PathBuf> = nic.stand_by().map(path).transpose()?;
-    Ok(nic.vdpa(VdpaSource::Path(path(nic.source())?), failover))
+    let backup: Option<PathBuf> = nic.backup().map(path).transpose()?;
+    Ok(nic.vdpa(VdpaSource::Path(path(nic.source())?), backup))
 }
 
 /// A NIC that only the daemon can create.
@@ -134,11 +134,11 @@ mod tests {
         let file = fields(json!({
             "kernel": "/k", "restart": "always", "state": "stopped", "labels": {"a": "b"},
             "nics": [{"id": "net0", "path": "/dev/vhost-vdpa-3", "doorbell": "Off",
-                      "failover": {"path": "/dev/vhost-vdpa-4"}}],
+                      "backup": {"path": "/dev/vhost-vdpa-4"}}],
         }));
         check(Some("web"), file.clone()).unwrap();
         let machine = machine(file).unwrap();
-        let wanted = "id=net0,path=/dev/vhost-vdpa-3,doorbell=off,failover=/dev/vhost-vdpa-4";
+        let wanted = "id=net0,path=/dev/vhost-vdpa-3,doorbell=off,backup=/dev/vhost-vdpa-4";
         assert_eq!(machine.vdpa, [wanted.parse::<VdpaConfig>().unwrap()]);
     }
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_wrong_member() {
         let from = json!({"kernel": "/k", "nics": [{"id": "net0", "from": "eth0"}]});
         let error = machine(fields(from.clone())).unwrap_err().to_string();
         assert!(error.contains("NIC net0 has"), "{error}");

@@ -41,7 +41,7 @@ impl VmName {
 
     /// The name of the vDPA device that is created as this NIC's backup. It is unique to this NIC,
     /// because a NIC's name has no tilde.
-    pub(crate) fn stand_by(&self, nic: &NicId) -> String {
+    pub(crate) fn backup(&self, nic: &NicId) -> String {
         format!("{}~", self.device(nic))
     }
 

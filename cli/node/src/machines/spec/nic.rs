@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use bellhop_api::node::{HostNicSpec, NicKind, NicSettings, NicStandBy};
+use bellhop_api::node::{HostNicSpec, NicBackup, NicKind, NicSettings};
 use bellhop_common::text::address;
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::RefOr;
@@ -53,7 +53,7 @@ pub(crate) enum ExistingDevice {
 pub(crate) struct NicSpec {
     id: NicId,
     source: NicSource,
-    stand_by: Option<NicSource>,
+    backup: Option<NicSource>,
     raw: NicSettings,
 }
 
@@ -75,10 +75,9 @@ impl NicSpec {
     /// dropped, too, if it is that device or was to be created.
     pub(crate) fn moved_to(&self, device: ExistingDevice) -> Self {
         let other = NicSource::There(device.clone());
-        let keeps =
-            |stand_by: &NicSource| matches!(stand_by, NicSource::There(_)) && *stand_by != other;
-        let stand_by = self.stand_by.clone().filter(keeps);
-        let failover = self.raw.failover.clone().filter(|_| stand_by.is_some());
+        let keeps = |backup: &NicSource| matches!(backup, NicSource::There(_)) && *backup != other;
+        let backup = self.backup.clone().filter(keeps);
+        let given = self.raw.backup.clone().filter(|_| backup.is_some());
         let (path, name) = match device {
             ExistingDevice::Path(path) => (Some(path), None),
             ExistingDevice::Name(name) => (None, Some(name)),
@@ -89,29 +88,29 @@ impl NicSpec {
             device: name,
             mac: self.raw.mac,
             doorbell: self.raw.doorbell,
-            rescue: self.raw.rescue,
-            failover,
+            stall_kick: self.raw.stall_kick,
+            backup: given,
             ..NicSettings::default()
         };
         Self {
             id: self.id.clone(),
             source: other,
-            stand_by,
+            backup,
             raw,
         }
     }
 
-    /// The NIC's configuration for the VM on this device, with the character device `failover` as
+    /// The NIC's configuration for the VM on this device, with the character device `backup` as
     /// its backup.
-    pub(crate) fn vdpa(&self, source: VdpaSource, failover: Option<PathBuf>) -> VdpaConfig {
+    pub(crate) fn vdpa(&self, source: VdpaSource, backup: Option<PathBuf>) -> VdpaConfig {
         VdpaConfig {
             source,
             id: Some(self.id.to_string()),
             mac: self.raw.mac,
             num_queues: None,
             doorbell: self.raw.doorbell,
-            rescue: self.raw.rescue,
-            failover,
+            stall_kick: self.raw.stall_kick,
+            backup,
         }
     }
 
@@ -134,7 +133,7 @@ impl NicSpec {
             // These concern the NIC of this host.
             raw.kind = NicKind::default();
             raw.virtual_functions = None;
-            raw.failover = raw.failover.map(|_| NicStandBy::made_of(from));
+            raw.backup = raw.backup.map(|_| NicBackup::created_from(from));
         }
         if raw.from.is_some() {
             has_as(&mut raw, device);
@@ -163,14 +162,14 @@ impl NicSpec {
     }
 
     /// The source of its backup device, if it has one.
-    pub(crate) fn stand_by(&self) -> Option<&NicSource> {
-        self.stand_by.as_ref()
+    pub(crate) fn backup(&self) -> Option<&NicSource> {
+        self.backup.as_ref()
     }
 
     /// Whether its own device, or its backup, is created for it.
-    pub(crate) fn is_made(&self, stand_by: bool) -> bool {
-        let source = if stand_by {
-            self.stand_by.as_ref()
+    pub(crate) fn is_created(&self, backup: bool) -> bool {
+        let source = if backup {
+            self.backup.as_ref()
         } else {
             Some(&self.source)
         };
@@ -178,32 +177,32 @@ impl NicSpec {
     }
 
     /// The same NIC on its backup device; none if it has no backup.
-    pub(crate) fn on_stand_by(&self, vm: &VmName) -> Option<Self> {
-        let device = match self.stand_by.as_ref()? {
-            NicSource::From(_) => ExistingDevice::Name(vm.stand_by(&self.id)),
+    pub(crate) fn on_backup(&self, vm: &VmName) -> Option<Self> {
+        let device = match self.backup.as_ref()? {
+            NicSource::From(_) => ExistingDevice::Name(vm.backup(&self.id)),
             NicSource::There(device) => device.clone(),
         };
         let mut nic = self.moved_to(device);
-        nic.raw.failover = None;
-        nic.stand_by = None;
+        nic.raw.backup = None;
+        nic.backup = None;
         Some(nic)
     }
 
     /// The backup device to create for `vm`; none if it exists already, or the NIC has no backup.
     /// `own` is the configuration that the NIC's own device reports. Settings that it has without a
     /// request are requested for the backup.
-    pub(crate) fn stand_by_request(
+    pub(crate) fn backup_request(
         &self,
         vm: &VmName,
         own: Option<&NetConfig>,
     ) -> Option<NicRequest> {
-        let NicSource::From(wanted) = self.stand_by.as_ref()? else {
+        let NicSource::From(wanted) = self.backup.as_ref()? else {
             return None;
         };
         let mut raw = self.raw.clone();
         has_as(&mut raw, own);
         Some(NicRequest {
-            name: vm.stand_by(&self.id),
+            name: vm.backup(&self.id),
             owner: Some(vm.owner(&self.id)),
             mac: raw.mac.map(MacAddress::bytes),
             mtu: raw.mtu,
@@ -215,8 +214,8 @@ impl NicSpec {
     /// The paths in its settings, with their kinds.
     pub(crate) fn paths(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let own = (Some(&self.source), "a NIC's path");
-        let stand_by = (self.stand_by.as_ref(), "a NIC's failover.path");
-        let both = [own, stand_by].into_iter();
+        let backup = (self.backup.as_ref(), "a NIC's backup.path");
+        let both = [own, backup].into_iter();
         both.filter_map(|(source, what)| match source {
             Some(NicSource::There(ExistingDevice::Path(path))) => Some((what, path.as_path())),
             _ => None,
@@ -224,10 +223,10 @@ impl NicSpec {
     }
 
     /// The names of the devices that are created for it.
-    pub(crate) fn made_names(&self, vm: &VmName) -> impl Iterator<Item = String> {
-        let own = self.is_made(false).then(|| vm.device(&self.id));
-        let stand_by = self.is_made(true).then(|| vm.stand_by(&self.id));
-        own.into_iter().chain(stand_by)
+    pub(crate) fn created_names(&self, vm: &VmName) -> impl Iterator<Item = String> {
+        let own = self.is_created(false).then(|| vm.device(&self.id));
+        let backup = self.is_created(true).then(|| vm.backup(&self.id));
+        own.into_iter().chain(backup)
     }
 }
 
@@ -285,13 +284,13 @@ impl TryFrom<NicSettings> for NicSpec {
                 return Err(only_from(&id, what));
             }
         }
-        let stand_by = raw.failover.as_ref();
-        let stand_by = stand_by.map(|stand_by| stand_by_source(stand_by, &id, &raw, &source));
-        let stand_by = stand_by.transpose()?;
+        let backup = raw.backup.as_ref();
+        let backup = backup.map(|backup| backup_source(backup, &id, &raw, &source));
+        let backup = backup.transpose()?;
         Ok(Self {
             id,
             source,
-            stand_by,
+            backup,
             raw,
         })
     }
@@ -321,19 +320,19 @@ fn source(
 
 /// The source of the backup device of the NIC `id`, which has the settings `raw` and the source
 /// `own`.
-fn stand_by_source(
-    stand_by: &NicStandBy,
+fn backup_source(
+    backup: &NicBackup,
     id: &NicId,
     raw: &NicSettings,
     own: &NicSource,
 ) -> Result<NicSource, Error> {
-    let given = (&stand_by.from, &stand_by.path, &stand_by.device);
-    let what = format_args!("{id}: failover");
+    let given = (&backup.from, &backup.path, &backup.device);
+    let what = format_args!("{id}: backup");
     let source = source(given, what, |from| request(id, raw, from))?;
     match (&source, own) {
-        (NicSource::From(_), NicSource::There(_)) => Err(only_from(id, "failover.from")),
+        (NicSource::From(_), NicSource::There(_)) => Err(only_from(id, "backup.from")),
         (NicSource::There(_), own) if source == *own => Err(Error::invalid(format!(
-            "{id}: failover is the NIC's own device: name another one"
+            "{id}: backup is the NIC's own device: name another one"
         ))),
         _ => Ok(source),
     }

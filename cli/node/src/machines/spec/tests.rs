@@ -30,14 +30,14 @@ fn names_are_checked() {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn specs_are_read_back() {
     let written = json!({
         "kernel": "/k", "cpus": 2, "memory": "1G", "disks": [{ "path": "/d" }],
         "nics": [
             { "id": "net0", "from": "pci/0000:01:00.0", "kind": "vf", "bridge": "br0", "vlan": 100,
               "mac": "52:54:00:12:34:56", "mtu": 9000, "queue_pairs": 4, "max_tx_rate": 100 },
             { "id": "net1", "path": "/dev/vhost-vdpa-3", "doorbell": "off" },
-            { "id": "net2", "device": "vdpa0", "failover": { "path": "/dev/vhost-vdpa-4" } },
+            { "id": "net2", "device": "vdpa0", "backup": { "path": "/dev/vhost-vdpa-4" } },
         ],
         "restart": "Always", "state": "Stopped",
     });
@@ -68,7 +68,7 @@ fn what_is_written_is_read_again() {
 }
 
 #[test]
-fn disks_keep_their_names_when_others_come_and_go() {
+fn disks_keep_their_names_when_others_are_plugged_and_unplugged() {
     let all = spec(json!({ "kernel": "/k", "disks": [{ "path": "/a" }, { "path": "/b" }] }));
     let all = all.unwrap();
     let id = |text: &str| text.parse::<DeviceId>().unwrap();
@@ -118,24 +118,24 @@ fn mistakes_are_named() {
             "a has vlan, which needs a created device",
         ),
         (
-            nic(json!({ "id": "a", "from": "b", "failover": {} })),
-            "failover has 0 of from, path and device",
+            nic(json!({ "id": "a", "from": "b", "backup": {} })),
+            "backup has 0 of from, path and device",
         ),
         (
-            nic(json!({ "id": "a", "from": "b", "failover": { "from": "b", "path": "/c" } })),
-            "failover has 2 of from",
+            nic(json!({ "id": "a", "from": "b", "backup": { "from": "b", "path": "/c" } })),
+            "backup has 2 of from",
         ),
         (
-            nic(json!({ "id": "a", "from": "b", "failover": { "x": "b" } })),
+            nic(json!({ "id": "a", "from": "b", "backup": { "x": "b" } })),
             "unknown field `x`",
         ),
         (
-            nic(json!({ "id": "a", "path": "/b", "failover": { "from": "c" } })),
-            "a has failover.from, which needs a created device",
+            nic(json!({ "id": "a", "path": "/b", "backup": { "from": "c" } })),
+            "a has backup.from, which needs a created device",
         ),
         (
-            nic(json!({ "id": "a", "path": "/b", "failover": { "path": "/b" } })),
-            "failover is the NIC's own device",
+            nic(json!({ "id": "a", "path": "/b", "backup": { "path": "/b" } })),
+            "backup is the NIC's own device",
         ),
         (nic(json!({ "id": "a", "from": "b", "vlan": 4095 })), "VLAN"),
         (nic(json!({ "id": "a", "from": "b", "mtu": 67 })), "mtu 67"),
@@ -183,7 +183,7 @@ fn mistakes_are_named() {
         json!({ "kernel": "/k", "initramfs": "i" }),
         json!({ "kernel": "/k", "disks": [{ "path": "d" }] }),
         nic(json!({ "id": "a", "path": "d" })),
-        nic(json!({ "id": "a", "from": "b", "failover": { "path": "d" } })),
+        nic(json!({ "id": "a", "from": "b", "backup": { "path": "d" } })),
     ] {
         let error = spec(relative).unwrap().check(&vm("web")).unwrap_err();
         assert!(error.to_string().contains("absolute path"), "{error}");
@@ -191,11 +191,11 @@ fn mistakes_are_named() {
 }
 
 #[test]
-fn what_a_device_has_here_is_asked_for_elsewhere() {
+fn settings_of_a_device_here_are_requested_at_the_destination() {
     let spec: VmSpec =
         serde_json::from_value(json!({ "kernel": "/k", "state": "Stopped", "nics": [
         { "id": "a", "from": "vdpasim_net", "kind": "vf", "virtual_functions": 4, "mtu": 9000 },
-        { "id": "b", "path": "/dev/vhost-vdpa-0", "failover": { "device": "spare" } },
+        { "id": "b", "path": "/dev/vhost-vdpa-0", "backup": { "device": "spare" } },
     ] }))
         .unwrap();
     let device = |mac, pairs| NetConfig {
@@ -213,7 +213,7 @@ fn what_a_device_has_here_is_asked_for_elsewhere() {
         json!([
             { "id": "a", "from": "vdpasim_net", "kind": "vf", "virtual_functions": 4, "mtu": 9000,
               "mac": "52:54:00:01:02:03" },
-            { "id": "b", "path": "/dev/vhost-vdpa-0", "failover": { "device": "spare" } },
+            { "id": "b", "path": "/dev/vhost-vdpa-0", "backup": { "device": "spare" } },
         ])
     );
     let other = spec.elsewhere(Some("enp1s0"), |_| Some(device([0; 6], 4)));
@@ -222,17 +222,18 @@ fn what_a_device_has_here_is_asked_for_elsewhere() {
         nics["nics"],
         json!([
             { "id": "a", "from": "enp1s0", "mtu": 9000, "queue_pairs": 4 },
-            { "id": "b", "from": "enp1s0", "queue_pairs": 4, "failover": { "from": "enp1s0" } },
+            { "id": "b", "from": "enp1s0", "queue_pairs": 4, "backup": { "from": "enp1s0" } },
         ])
     );
 }
 
 #[test]
-fn what_stands_by_is_made_like_the_nics_own() {
+fn a_backup_is_created_like_the_nics_own_device() {
     let one = |nic: Value| -> NicSpec { serde_json::from_value(nic).unwrap() };
     let nic = one(json!({
         "id": "a", "from": "pci/0000:01:00.0", "kind": "vf", "bridge": "br0", "vlan": 7,
-        "mtu": 9000, "max_tx_rate": 100, "rescue": true, "failover": { "from": "pci/0000:02:00.0" },
+        "mtu": 9000, "max_tx_rate": 100, "stall_kick": true,
+        "backup": { "from": "pci/0000:02:00.0" },
     }));
     let vm = vm("web");
     let own = NetConfig {
@@ -242,12 +243,12 @@ fn what_stands_by_is_made_like_the_nics_own() {
         mtu: Some(9000),
     };
     let made = nic.request(&vm).unwrap();
-    let stands_by = nic.stand_by_request(&vm, Some(&own)).unwrap();
-    assert_eq!(stands_by.name, "web.a~");
+    let backup = nic.backup_request(&vm, Some(&own)).unwrap();
+    assert_eq!(backup.name, "web.a~");
     assert_eq!(
-        stands_by,
+        backup,
         NicRequest {
-            name: stands_by.name.clone(),
+            name: backup.name.clone(),
             from: "pci/0000:02:00.0".to_owned(),
             mac: own.mac,
             max_vqp: own.max_vq_pairs,
@@ -259,28 +260,25 @@ fn what_stands_by_is_made_like_the_nics_own() {
         mtu: Some(1500),
         ..own
     };
-    assert_eq!(
-        nic.stand_by_request(&vm, Some(&own)).unwrap().mtu,
-        Some(9000)
-    );
-    let there = nic.on_stand_by(&vm).unwrap();
+    assert_eq!(nic.backup_request(&vm, Some(&own)).unwrap().mtu, Some(9000));
+    let there = nic.on_backup(&vm).unwrap();
     assert_eq!(
         there.source(),
         &NicSource::There(ExistingDevice::Name("web.a~".to_owned()))
     );
     assert_eq!(
         serde_json::to_value(&there).unwrap(),
-        json!({ "id": "a", "device": "web.a~", "rescue": true })
+        json!({ "id": "a", "device": "web.a~", "stall_kick": true })
     );
-    assert!(there.on_stand_by(&vm).is_none());
+    assert!(there.on_backup(&vm).is_none());
     // A created backup is dropped, an existing one stays, and no device is its own backup.
     let to = |path: &str| ExistingDevice::Path(path.into());
-    assert!(nic.moved_to(to("/dev/x")).stand_by().is_none());
-    let nic = one(json!({ "id": "a", "from": "b", "failover": { "path": "/dev/x" } }));
-    assert!(nic.stand_by_request(&vm, None).is_none());
-    assert!(nic.moved_to(to("/dev/x")).stand_by().is_none());
+    assert!(nic.moved_to(to("/dev/x")).backup().is_none());
+    let nic = one(json!({ "id": "a", "from": "b", "backup": { "path": "/dev/x" } }));
+    assert!(nic.backup_request(&vm, None).is_none());
+    assert!(nic.moved_to(to("/dev/x")).backup().is_none());
     let moved = nic.moved_to(to("/dev/y"));
-    assert_eq!(moved.stand_by(), Some(&NicSource::There(to("/dev/x"))));
+    assert_eq!(moved.backup(), Some(&NicSource::There(to("/dev/x"))));
     let again: NicSpec = serde_json::from_value(serde_json::to_value(&moved).unwrap()).unwrap();
     assert_eq!(again, moved);
     // The name of its backup must fit, too.
@@ -290,6 +288,6 @@ fn what_stands_by_is_made_like_the_nics_own() {
         ..spec(json!({ "kernel": "/k" })).unwrap()
     };
     assert!(spec(long).check(&vm).is_ok());
-    let long = one(json!({ "id": "n".repeat(59), "from": "b", "failover": { "from": "b" } }));
+    let long = one(json!({ "id": "n".repeat(59), "from": "b", "backup": { "from": "b" } }));
     assert!(spec(long).check(&vm).is_err());
 }

@@ -5,20 +5,20 @@
 //!   remove   out of the record, marked as removed ─> the guest releases it ─> the mark goes
 //! ```
 //! The record changes before the request to the VM. If the daemon is killed in between, the next
-//! one completes the change ([`Life::settle_disks`]).
+//! one completes the change ([`Lifecycle::reconcile_disks`]).
 
 use vmm::config::DiskConfig;
 
 use super::super::record::Record;
 use super::super::spec::{DeviceId, VmSpec};
-use super::Life;
+use super::Lifecycle;
 use crate::error::Error;
 
 fn failed(id: &DeviceId, what: &str) -> impl FnOnce(Error) -> Error {
     Error::wrap(format!("cannot {what} disk {id}"))
 }
 
-impl Life<'_> {
+impl Lifecycle<'_> {
     /// Adds a disk to a VM: `spec` has it, under the name `id`.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Life<'_> {
                 return Ok(false);
             }
         }
-        if record.gave_disk_up(id) {
+        if record.mark_disk_released(id) {
             self.note(record);
         }
         Ok(true)
@@ -98,7 +98,7 @@ impl Life<'_> {
     }
 
     /// Brings the disks of a running VM in line with its record.
-    pub(crate) fn settle_disks(&self, record: &mut Record) {
+    pub(crate) fn reconcile_disks(&self, record: &mut Record) {
         self.drop_removed_disks(record);
         for disk in &record.spec.machine().disks {
             let id = disk

@@ -11,11 +11,11 @@
 //! a stop by a client or a reboot of the host, the VM begins with its own devices.
 //!
 //! The record has the new state of a NIC before the request to the VM. So if a daemon is killed in
-//! between, the next one completes the change ([`Life::settle_nics`]).
+//! between, the next one completes the change ([`Lifecycle::reconcile_nics`]).
 
 use super::super::record::{Record, Step};
 use super::super::spec::{NicId, NicSource, NicSpec, VmSpec};
-use super::{Life, not_undone_part};
+use super::{Lifecycle, not_undone_part};
 use crate::error::Error;
 use vdpa_mgmt::journal::{Journal as _, Outcome};
 
@@ -23,7 +23,7 @@ fn failed(id: &NicId, what: &str) -> impl FnOnce(Error) -> Error {
     Error::wrap(format!("cannot {what} NIC {id}"))
 }
 
-impl Life<'_> {
+impl Lifecycle<'_> {
     /// Creates the devices of all NICs that need them.
     pub(super) fn make_nics(&self, record: &mut Record) -> Result<(), Error> {
         for nic in record.spec.nics().to_vec() {
@@ -46,29 +46,29 @@ impl Life<'_> {
     /// its settings. If the backup is in use, the NIC's own device has failed, and a failure to
     /// create that is ignored.
     fn make_nic(&self, record: &mut Record, nic: &NicSpec) -> Result<(), Error> {
-        if !record.is_on_stand_by(nic.id()) {
+        if !record.is_on_backup(nic.id()) {
             self.make_device(record, nic, false)?;
         }
         self.make_device(record, nic, true)
     }
 
-    fn make_device(&self, record: &mut Record, nic: &NicSpec, stand_by: bool) -> Result<(), Error> {
-        if !nic.is_made(stand_by) {
+    fn make_device(&self, record: &mut Record, nic: &NicSpec, backup: bool) -> Result<(), Error> {
+        if !nic.is_created(backup) {
             return Ok(());
         }
-        let device = if stand_by {
-            self.vm.stand_by(nic.id())
+        let device = if backup {
+            self.vm.backup(nic.id())
         } else {
             self.vm.device(nic.id())
         };
         let step = Step::Nic {
             id: nic.id().clone(),
             device,
-            stand_by,
+            backup,
         };
         self.steps(record).step(step, || {
-            Outcome::from(if stand_by {
-                self.host.make_stand_by(self.vm, nic)
+            Outcome::from(if backup {
+                self.host.make_backup(self.vm, nic)
             } else {
                 self.host.make_nic(self.vm, nic)
             })
@@ -86,8 +86,8 @@ impl Life<'_> {
         nic: &NicSpec,
         spec: VmSpec,
     ) -> Result<(), Error> {
-        self.bring_or(record, nic, spec, "add", |life, record| {
-            life.take(record, nic.id());
+        self.bring_or(record, nic, spec, "add", |lifecycle, record| {
+            lifecycle.take(record, nic.id());
         })
     }
 
@@ -103,12 +103,12 @@ impl Life<'_> {
     ) -> Result<(), Error> {
         // From here on the NIC must exist: a daemon that starts in between completes it.
         let former = std::mem::replace(&mut record.spec, spec);
-        let was_on_stand_by = record.is_on_stand_by(nic.id());
-        record.set_on_stand_by(nic.id(), false);
+        let was_on_backup = record.is_on_backup(nic.id());
+        record.set_on_backup(nic.id(), false);
         let brought = self.keep(record).and_then(|()| self.bring(record, nic));
         brought.map_err(|source| {
             record.spec = former;
-            record.set_on_stand_by(nic.id(), was_on_stand_by);
+            record.set_on_backup(nic.id(), was_on_backup);
             self.note(record);
             undo(self, record);
             failed(nic.id(), what)(source)
@@ -126,7 +126,7 @@ impl Life<'_> {
         self.act(plug, || self.host.plug(self.vm, &now))?;
         match now.source() {
             // It can be on no other device, unless it can come back from a backup.
-            NicSource::From(_) if nic.stand_by().is_none() => Ok(()),
+            NicSource::From(_) if nic.backup().is_none() => Ok(()),
             NicSource::From(_) | NicSource::There(_) => self.swap(&now),
         }
     }
@@ -145,13 +145,13 @@ impl Life<'_> {
         &self,
         record: &mut Record,
         id: &NicId,
-        on_stand_by: bool,
+        on_backup: bool,
     ) -> Result<(), Error> {
-        let was = record.is_on_stand_by(id);
-        record.set_on_stand_by(id, on_stand_by);
+        let was = record.is_on_backup(id);
+        record.set_on_backup(id, on_backup);
         let seated = self.keep(record).and_then(|()| self.take_seat(record, id));
         seated.map_err(|source| {
-            record.set_on_stand_by(id, was);
+            record.set_on_backup(id, was);
             self.note(record);
             self.back(record, id);
             failed(id, "move")(source)
@@ -171,18 +171,18 @@ impl Life<'_> {
 
     /// Queries which NICs a running VM has moved by itself to their backup device. Returns those
     /// that the record did not have there.
-    pub(crate) fn look_for_failovers(&self, record: &mut Record) -> Vec<NicId> {
+    pub(crate) fn query_failovers(&self, record: &mut Record) -> Vec<NicId> {
         if record.process().is_none() {
             return Vec::new();
         }
         let seated = record.spec.nics().iter().filter(|nic| {
-            let stand_by = nic.on_stand_by(self.vm);
-            !record.is_on_stand_by(nic.id())
-                && stand_by.is_some_and(|there| self.host.is_on(self.vm, &there))
+            let backup = nic.on_backup(self.vm);
+            !record.is_on_backup(nic.id())
+                && backup.is_some_and(|there| self.host.is_on(self.vm, &there))
         });
         let moved: Vec<NicId> = seated.map(|nic| nic.id().clone()).collect();
         for id in &moved {
-            record.set_on_stand_by(id, true);
+            record.set_on_backup(id, true);
         }
         if !moved.is_empty() {
             self.note(record);
@@ -201,8 +201,8 @@ impl Life<'_> {
         nic: &NicSpec,
         spec: VmSpec,
     ) -> Result<(), Error> {
-        self.bring_or(record, nic, spec, "move", |life, record| {
-            life.back(record, nic.id());
+        self.bring_or(record, nic, spec, "move", |lifecycle, record| {
+            lifecycle.back(record, nic.id());
         })?;
         if record.process().is_some() {
             self.host.announce(self.vm, std::slice::from_ref(nic));
@@ -245,7 +245,7 @@ impl Life<'_> {
         let what = "remove";
         let mut after = record.clone();
         after.spec = record.spec.without_nic(id);
-        after.gives_up(id);
+        after.mark_releasing(id);
         self.keep(&after).map_err(failed(id, what))?;
         *record = after;
         self.give_up(record, id).map_err(failed(id, what))
@@ -283,10 +283,10 @@ impl Life<'_> {
 
     /// Deletes the devices that were created for a NIC and that are no longer in use.
     fn drop_devices(&self, record: &mut Record, id: &NicId) -> Result<(), Error> {
-        if !record.has_made(id) && record.gave_up(id) {
+        if !record.has_created(id) && record.mark_released(id) {
             self.note(record);
         }
-        for device in record.all_made_for(id) {
+        for device in record.created_for(id) {
             self.drop_device(record, &device)?;
         }
         Ok(())
@@ -311,8 +311,8 @@ impl Life<'_> {
 
     /// Deletes all devices that were created for a VM whose guest is elsewhere. A start here
     /// creates them again.
-    pub(super) fn drop_made(&self, record: &mut Record) {
-        for id in record.nics_made() {
+    pub(super) fn delete_created(&self, record: &mut Record) {
+        for id in record.created_nics() {
             if let Err(error) = self.drop_devices(record, &id) {
                 self.warn(
                     &id,
@@ -330,12 +330,12 @@ impl Life<'_> {
     }
 
     /// Brings the NICs of a running VM in line with its record.
-    pub(crate) fn settle_nics(&self, record: &mut Record) {
+    pub(crate) fn reconcile_nics(&self, record: &mut Record) {
         for id in record.unwanted_nics() {
             self.take(record, &id);
         }
         // Before the loop moves NICs to their devices in the record.
-        self.look_for_failovers(record);
+        self.query_failovers(record);
         let mut all = true;
         for nic in record.spec.nics().to_vec() {
             // A failed move that was not rolled back before its daemon was killed left the NIC on

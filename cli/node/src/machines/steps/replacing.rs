@@ -11,12 +11,12 @@
 use vdpa_mgmt::journal::Journal as _;
 
 use super::super::record::{Phase, Record, Step};
-use super::{Life, not_undone_part, rest};
+use super::{Lifecycle, not_undone_part, rest};
 use crate::error::Error;
 
 const NOT_REPLACED: &str = "cannot replace the VM";
 
-impl Life<'_> {
+impl Lifecycle<'_> {
     /// Replaces a VM that exists and does not run by `next`.
     ///
     /// # Errors
@@ -25,7 +25,7 @@ impl Life<'_> {
     pub(crate) fn replace(&self, record: &mut Record, mut next: Record) -> Result<(), Error> {
         let checked = self.host.check(self.vm, &next.spec);
         checked.map_err(Error::wrap(NOT_REPLACED))?;
-        next.takes_place_of(record.clone());
+        next.replaces(record.clone());
         if let Err(source) = self.keep(&next) {
             // The failed store may have written it.
             self.note(record);
@@ -39,7 +39,7 @@ impl Life<'_> {
         } else if let Err(error) = self.build(&mut next) {
             missing = self.undo(&mut next);
             *record = next;
-            if let Some(former) = record.gives_up_place() {
+            if let Some(former) = record.restore_merged() {
                 *record = former;
             }
             error

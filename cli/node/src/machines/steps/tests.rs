@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::collapsible_match, reason = "guards only look, arms do")]
 
-mod arrivals;
-mod deeds;
-mod departures;
+mod actions;
+mod incoming;
+mod outgoing;
 mod replacing;
-mod world;
+mod sim_host;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -16,10 +16,10 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::machines::arrival::Arrival;
+use crate::machines::incoming::IncomingMigration;
 use crate::machines::spec::{ExistingDevice, NicSource, VmSpec};
-use deeds::{Daemon, Deed, Way, deed, fault, holds, lives, nic, spec, way};
-use world::{Fake, Fault, Killed, World, device_of, devices_of, images_of};
+use actions::{Action, Daemon, Way, action, fault, holds, lives, nic, spec, way};
+use sim_host::{Fake, Fault, Killed, SimHost, device_of, devices_of, images_of};
 
 #[test]
 fn a_moved_nic_is_announced_to_the_network_and_of_no_other() {
@@ -33,39 +33,42 @@ fn a_moved_nic_is_announced_to_the_network_and_of_no_other() {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();
         let daemon = Daemon::new(&fake, &vm);
-        let life = daemon.life();
-        let mut record = life
+        let lifecycle = daemon.lifecycle();
+        let mut record = lifecycle
             .create(Record::new(spec(2, stopped, Restart::Never)))
             .unwrap();
-        assert!(fake.world().announced.is_empty(), "it was never elsewhere");
+        assert!(
+            fake.sim_host().announced.is_empty(),
+            "it was never elsewhere"
+        );
         let moved = nic(1).moved_to(ExistingDevice::Name("other".to_owned()));
         let after = record.spec.with_nic_replaced(&moved);
         // The record is stored and the VM has the NIC; then the NIC must move.
         fake.plan(vec![Fault::None, Fault::None, fault]);
-        let done = life.swap_nic(&mut record, &moved, after);
+        let done = lifecycle.swap_nic(&mut record, &moved, after);
         assert_eq!(done.is_ok(), fault == Fault::None);
-        assert_eq!(fake.world().announced, expected, "{fault:?} {stopped}");
+        assert_eq!(fake.sim_host().announced, expected, "{fault:?} {stopped}");
     }
 }
 
 /// The devices' own records list them, and end with the host's boot as the devices do.
 #[test]
-fn what_is_made_for_nics_is_recorded_once() {
+fn devices_created_for_nics_are_recorded_once() {
     let fake = Fake::default();
     let vm: VmName = "web".parse().unwrap();
     let record = Daemon::new(&fake, &vm)
-        .life()
+        .lifecycle()
         .create(Record::new(spec(2, false, Restart::Never)))
         .unwrap();
-    assert_eq!(record.nics_made().len(), 2);
+    assert_eq!(record.created_nics().len(), 2);
     let mut kept: serde_json::Value =
-        serde_json::from_str(fake.world().stored.as_ref().unwrap()).unwrap();
+        serde_json::from_str(fake.sim_host().stored.as_ref().unwrap()).unwrap();
     assert_eq!(kept["steps"].as_array().unwrap().len(), 2, "{kept}");
     assert_eq!(fake.stored(&vm), Some(record.clone()));
     // The form of schema 3 and before.
     let device = json!({ "step": "Nic", "id": "net0", "device": vm.device(nic(0).id()) });
     kept["steps"].as_array_mut().unwrap().insert(1, device);
-    fake.world().stored = Some(kept.to_string());
+    fake.sim_host().stored = Some(kept.to_string());
     assert_eq!(fake.stored(&vm), Some(record));
 }
 
@@ -75,16 +78,16 @@ fn the_next_daemon_leaves_a_process_alone_that_does_not_answer() {
     let fake = Fake::default();
     let vm: VmName = "web".parse().unwrap();
     let record = Daemon::new(&fake, &vm)
-        .life()
+        .lifecycle()
         .create(Record::new(spec(2, false, Restart::OnFailure)))
         .unwrap();
-    fake.world().silent = true;
-    let before = fake.world().clone();
+    fake.sim_host().silent = true;
+    let before = fake.sim_host().clone();
     assert_eq!(before.processes.len(), 1);
     let mut daemon = Daemon::new(&fake, &vm);
-    assert_eq!(daemon.settles(), Settled::Running);
-    assert_eq!(fake.world().processes, before.processes);
-    assert_eq!(fake.world().started, before.started);
+    assert_eq!(daemon.reconciles(), Reconciled::Running);
+    assert_eq!(fake.sim_host().processes, before.processes);
+    assert_eq!(fake.sim_host().started, before.started);
     assert_eq!(daemon.record, Some(record));
 }
 
@@ -97,33 +100,33 @@ fn a_snapshot_is_restored_once_and_a_failure_leaves_nothing() {
     for at in 0.. {
         let fake = Fake::default();
         let daemon = Daemon::new(&fake, &vm);
-        let life = daemon.life();
+        let lifecycle = daemon.lifecycle();
         let mut faults = vec![Fault::None; at];
         faults.push(Fault::Fails);
         fake.plan(faults);
         let record = Record::restored(wanted.clone(), "/snapshot".into(), wanted.machine());
-        let Ok(mut record) = life.create(record) else {
+        let Ok(mut record) = lifecycle.create(record) else {
             failed += 1;
             holds(&fake, &vm).unwrap();
             assert_eq!(fake.stored(&vm), None, "{at}");
-            let world = fake.world();
-            assert!(world.devices.is_empty() && world.processes.is_empty());
+            let sim_host = fake.sim_host();
+            assert!(sim_host.devices.is_empty() && sim_host.processes.is_empty());
             continue;
         };
         let is_restored = |from: Option<&str>| {
-            let world = fake.world();
-            let [process] = world.processes.as_slice() else {
+            let sim_host = fake.sim_host();
+            let [process] = sim_host.processes.as_slice() else {
                 return false;
             };
             process.restored.as_deref() == from.map(std::path::Path::new)
         };
         assert!(is_restored(Some("/snapshot")));
-        assert_eq!(fake.world().announced.len(), 2);
+        assert_eq!(fake.sim_host().announced.len(), 2);
         assert_eq!(record.restore_from, None);
         if !fake.faults.lock().is_empty() {
             fake.plan(Vec::new());
-            life.stop(&mut record).unwrap();
-            life.start(&mut record).unwrap();
+            lifecycle.stop(&mut record).unwrap();
+            lifecycle.start(&mut record).unwrap();
             assert!(is_restored(None));
             break;
         }
@@ -134,19 +137,19 @@ fn a_snapshot_is_restored_once_and_a_failure_leaves_nothing() {
 /// Only this record lists it, because no device was created for it.
 #[test]
 fn a_nic_on_a_device_that_was_there_is_given_up_by_the_next_daemon() {
-    let create = Deed::Create {
+    let create = Action::Create {
         nics: 1,
         stopped: false,
         restart: Restart::Never,
     };
     let killed = || vec![Fault::None, Fault::KilledBefore];
-    let remove = Deed::RemoveNic {
+    let remove = Action::RemoveNic {
         nic: 0,
         stubborn: false,
     };
     lives(vec![
         (create, Vec::new()),
-        (Deed::Swap { nic: 0, to: 0 }, killed()),
+        (Action::Swap { nic: 0, to: 0 }, killed()),
         (remove, killed()),
     ])
     .unwrap();
@@ -157,21 +160,21 @@ fn a_nic_on_a_device_that_was_there_is_given_up_by_the_next_daemon() {
 #[test]
 fn a_guest_that_was_asked_to_power_off_stays_off() {
     for (until_reboot, restart, end) in [
-        (false, Restart::Always, Deed::PowerOff),
-        (false, Restart::OnFailure, Deed::Crash),
-        (true, Restart::Always, Deed::PowerOff),
-        (true, Restart::OnFailure, Deed::PowerOff),
-        (true, Restart::Never, Deed::Crash),
+        (false, Restart::Always, Action::PowerOff),
+        (false, Restart::OnFailure, Action::Crash),
+        (true, Restart::Always, Action::PowerOff),
+        (true, Restart::OnFailure, Action::PowerOff),
+        (true, Restart::Never, Action::Crash),
     ] {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();
         let mut daemon = Daemon::new(&fake, &vm);
         daemon.record = daemon
-            .life()
+            .lifecycle()
             .create(Record::new(spec(2, false, restart)))
             .ok();
-        daemon.does(Deed::FailOver { nic: 1, seen: true });
-        daemon.does(Deed::AskToPowerOff { until_reboot });
+        daemon.does(Action::FailOver { nic: 1, seen: true });
+        daemon.does(Action::AskToPowerOff { until_reboot });
         let asked = daemon.record.clone().unwrap();
         let wish = if until_reboot {
             Desired::Running
@@ -179,20 +182,24 @@ fn a_guest_that_was_asked_to_power_off_stays_off() {
             Desired::Stopped
         };
         assert_eq!(asked.spec.state, wish);
-        assert!(asked.is_on_stand_by(nic(1).id()), "it still runs there");
+        assert!(asked.is_on_backup(nic(1).id()), "it still runs there");
         // The process has not answered yet: the next daemon leaves it running.
-        assert_eq!(daemon.settles(), Settled::Running);
+        assert_eq!(daemon.reconciles(), Reconciled::Running);
         assert_eq!(daemon.record, Some(asked));
 
         daemon.does(end);
-        assert_eq!(daemon.settles(), Settled::Stopped, "{until_reboot} {end:?}");
+        assert_eq!(
+            daemon.reconciles(),
+            Reconciled::Stopped,
+            "{until_reboot} {end:?}"
+        );
         let off = daemon.record.clone().unwrap();
         assert!(!off.is_to_start() && !off.asked_to_power_off);
-        assert!(!off.is_on_stand_by(nic(1).id()));
+        assert!(!off.is_on_backup(nic(1).id()));
 
-        fake.world().boot += 1;
-        let after = daemon.settles();
-        assert_eq!(after == Settled::ToStart, until_reboot, "{restart:?}");
+        fake.sim_host().boot += 1;
+        let after = daemon.reconciles();
+        assert_eq!(after == Reconciled::ToStart, until_reboot, "{restart:?}");
         assert_eq!(daemon.record.unwrap().off_in_boot, None);
     }
 }
@@ -207,9 +214,9 @@ fn a_guest_that_cannot_be_asked_to_power_off_is_to_run_as_before() {
         let vm: VmName = "web".parse().unwrap();
         let mut daemon = Daemon::new(&fake, &vm);
         let spec = spec(0, false, Restart::Always);
-        daemon.record = daemon.life().create(Record::new(spec)).ok();
+        daemon.record = daemon.lifecycle().create(Record::new(spec)).ok();
         fake.plan(faults);
-        daemon.does(Deed::AskToPowerOff {
+        daemon.does(Action::AskToPowerOff {
             until_reboot: false,
         });
         fake.plan(Vec::new());
@@ -221,7 +228,7 @@ fn a_guest_that_cannot_be_asked_to_power_off_is_to_run_as_before() {
 /// The VM has moved the NIC and reported that it has not; then the daemon is killed.
 #[test]
 fn a_nic_that_was_not_moved_back_is_moved_back_by_the_next_daemon() {
-    let create = Deed::Create {
+    let create = Action::Create {
         nics: 1,
         stopped: false,
         restart: Restart::Never,
@@ -232,18 +239,18 @@ fn a_nic_that_was_not_moved_back_is_moved_back_by_the_next_daemon() {
         Fault::FailsDone,
         Fault::KilledAfter,
     ];
-    let swap = Deed::Swap { nic: 0, to: 0 };
+    let swap = Action::Swap { nic: 0, to: 0 };
     lives(vec![(create, Vec::new()), (swap, faults)]).unwrap();
 }
 
 #[test]
-fn a_kill_while_a_disk_comes_or_goes_leaves_what_the_record_has() {
-    let create = |stopped| Deed::Create {
+fn a_kill_during_a_disk_change_leaves_the_disks_of_the_record() {
+    let create = |stopped| Action::Create {
         nics: 1,
         stopped,
         restart: Restart::Never,
     };
-    let remove = |stubborn| Deed::RemoveDisk { disk: 0, stubborn };
+    let remove = |stubborn| Action::RemoveDisk { disk: 0, stubborn };
     for kill in [
         Fault::KilledBefore,
         Fault::KilledAfter,
@@ -259,12 +266,12 @@ fn a_kill_while_a_disk_comes_or_goes_leaves_what_the_record_has() {
             };
             lives(vec![
                 (create(stopped), Vec::new()),
-                (Deed::AddDisk(0), faults()),
-                (Deed::Kill, Vec::new()),
-                (Deed::AddDisk(0), Vec::new()),
+                (Action::AddDisk(0), faults()),
+                (Action::Kill, Vec::new()),
+                (Action::AddDisk(0), Vec::new()),
                 (remove(true), faults()),
-                (Deed::GiveUp, faults()),
-                (Deed::Kill, Vec::new()),
+                (Action::GiveUp, faults()),
+                (Action::Kill, Vec::new()),
             ])
             .unwrap();
         }
@@ -277,47 +284,47 @@ fn a_disk_is_there_after_a_stop_a_crash_and_a_reboot_and_a_removed_one_is_not() 
     let fake = Fake::default();
     let vm: VmName = "web".parse().unwrap();
     let mut daemon = Daemon::new(&fake, &vm);
-    let create = Deed::Create {
+    let create = Action::Create {
         nics: 0,
         stopped: false,
         restart: Restart::Always,
     };
-    for deed in [create, Deed::AddDisk(0), Deed::Stop, Deed::AddDisk(1)] {
-        daemon.does(deed);
+    for action in [create, Action::AddDisk(0), Action::Stop, Action::AddDisk(1)] {
+        daemon.does(action);
     }
     let disks = |fake: &Fake| {
-        let running = fake.world().processes.first().cloned().unwrap();
+        let running = fake.sim_host().processes.first().cloned().unwrap();
         running.disks.into_keys().collect::<Vec<_>>()
     };
-    daemon.does(Deed::Start);
+    daemon.does(Action::Start);
     assert_eq!(disks(&fake), ["data0", "data1"]);
-    for deed in [Deed::Crash, Deed::Start] {
-        daemon.does(deed);
+    for action in [Action::Crash, Action::Start] {
+        daemon.does(action);
     }
     assert_eq!(disks(&fake), ["data0", "data1"]);
     {
-        let mut world = fake.world();
-        world.processes.clear();
-        world.boot += 1;
+        let mut sim_host = fake.sim_host();
+        sim_host.processes.clear();
+        sim_host.boot += 1;
     }
-    assert_eq!(daemon.settles(), Settled::ToStart);
-    daemon.does(Deed::Start);
+    assert_eq!(daemon.reconciles(), Reconciled::ToStart);
+    daemon.does(Action::Start);
     assert_eq!(disks(&fake), ["data0", "data1"]);
     // The guest still has it for now, but the VM's record does not.
     let stubborn = true;
-    daemon.does(Deed::RemoveDisk { disk: 0, stubborn });
+    daemon.does(Action::RemoveDisk { disk: 0, stubborn });
     assert_eq!(disks(&fake), ["data0", "data1"]);
-    assert_eq!(daemon.settles(), Settled::Running);
+    assert_eq!(daemon.reconciles(), Reconciled::Running);
     assert_eq!(disks(&fake), ["data1"]);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
-    fn nothing_is_lost_or_doubled_whatever_fails(
-        deeds in vec((deed(), vec(fault(), 0..14)), 1..12)
+    fn nothing_is_lost_or_doubled_at_any_failure(
+        actions in vec((action(), vec(fault(), 0..14)), 1..12)
     ) {
-        lives(deeds)?;
+        lives(actions)?;
     }
 }
 
@@ -335,22 +342,22 @@ fn a_kill_at_each_step_of_creation_and_deletion_leaves_a_machine_or_nothing() {
                 faults.push(kill);
                 faults
             };
-            let create = Deed::Create {
+            let create = Action::Create {
                 nics: 2,
                 stopped: false,
                 restart: Restart::OnFailure,
             };
-            lives(vec![(create, faults(at)), (Deed::Kill, Vec::new())]).unwrap();
+            lives(vec![(create, faults(at)), (Action::Kill, Vec::new())]).unwrap();
             lives(vec![
                 (create, Vec::new()),
-                (Deed::Delete, faults(at)),
-                (Deed::Kill, Vec::new()),
+                (Action::Delete, faults(at)),
+                (Action::Kill, Vec::new()),
             ])
             .unwrap();
             lives(vec![
                 (create, Vec::new()),
-                (Deed::Stop, faults(at)),
-                (Deed::Start, faults(at)),
+                (Action::Stop, faults(at)),
+                (Action::Start, faults(at)),
             ])
             .unwrap();
         }
@@ -379,7 +386,7 @@ fn each_change_of_the_spec_that_is_kept_is_counted() {
 }
 
 #[test]
-fn the_policy_decides_who_comes_back() {
+fn the_policy_decides_which_vms_restart() {
     for (restart, because, back) in [
         (Restart::Never, EndReason::Crashed, false),
         (Restart::OnFailure, EndReason::Crashed, true),
@@ -389,8 +396,8 @@ fn the_policy_decides_who_comes_back() {
         (Restart::Always, EndReason::Moved, false),
         (Restart::Always, EndReason::Stopped, true),
         // Once a client has reported that the guest is here.
-        (Restart::OnFailure, EndReason::Unsettled, true),
-        (Restart::Never, EndReason::Unsettled, false),
+        (Restart::OnFailure, EndReason::Indeterminate, true),
+        (Restart::Never, EndReason::Indeterminate, false),
     ] {
         assert_eq!(again(restart, because), back, "{restart:?} {because:?}");
     }

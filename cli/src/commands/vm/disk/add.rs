@@ -24,7 +24,7 @@ OPTIONS are those of `bellhop vm create --disk`:
   id=NAME        its name, up to 20 characters, which the guest sees as its serial number
                  (default: the first free one of disk0, disk1, …)
   readonly=on    the guest cannot write
-  rescue=on      if a queue hangs, kick it and interrupt the guest's driver once
+  stall_kick=on      if a queue hangs, kick it and interrupt the guest's driver once
 The command prints the id.
 
 Examples:
@@ -74,7 +74,7 @@ fn add(arguments: &Arguments, at: &Address, node: &Node) -> Result<(String, Valu
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up::MadeUp;
+    use bellhop_common::client::fake::FakeDaemon;
     use clap::Parser;
     use serde_json::json;
 
@@ -95,15 +95,16 @@ mod tests {
             ("path=/a.img,id=data", false, "data"),
         ] {
             let line = Line::try_parse_from(["add", "web", options]).unwrap();
-            let mut made_up = MadeUp::default();
+            let mut fake = FakeDaemon::default();
             if taken {
-                made_up = made_up.answer(200, &there);
+                fake = fake.answer(200, &there);
             }
-            let made_up = made_up.answer(201, &json!({}));
-            let (id, _) = add(&line.arguments, &node, &made_up.node()).unwrap();
+            let fake = fake.answer(201, &json!({}));
+            let (id, _) = add(&line.arguments, &node, &fake.node()).unwrap();
             assert_eq!(id, wanted);
-            let body = json!({ "path": "/a.img", "id": id, "readonly": false, "rescue": false });
-            let asked = made_up.asked();
+            let body =
+                json!({ "path": "/a.img", "id": id, "readonly": false, "stall_kick": false });
+            let asked = fake.asked();
             let put = asked.last().unwrap();
             let (head, sent) = put.split_once(" {").unwrap();
             assert_eq!(head, format!("PUT /v1/vms/web/disks/{wanted}"));
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_disk_is_refused_at_once() {
+    fn invalid_disks_are_refused_at_once() {
         for bad in [
             "",
             "/a,path",

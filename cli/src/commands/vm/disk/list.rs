@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_are_listed_by_what_the_daemon_knows() {
+    fn disks_are_listed_as_the_daemon_reports_them() {
         let disks: Vec<DiskSummary> = serde_json::from_value(json!([
             { "id": "disk0", "state": "Plugged", "path": "/a.img", "readonly": true,
               "address": "00:05.0", "device": { "driver_ok": true } },

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_move_has_a_forecast() {
+    fn a_movable_machine_has_a_forecast() {
         let mut answer = answer(true);
         let said = text(&read(&answer).unwrap());
         for part in [
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_does_not_even_wait_says_why_without_a_forecast() {
+    fn a_node_that_does_not_wait_gives_the_reason_without_a_forecast() {
         let answer = json!({ "destination": "https://b:1 (as web)", "movable": false,
             "obstacles": [{ "reason": "its kernel /k is not on this host: copy it there",
                             "remedy": null }] });
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_says_why_and_what_helps() {
+    fn an_unmovable_machine_has_obstacles_and_remedies() {
         let text = text(&read(&answer(false)).unwrap());
         assert!(
             text.starts_with("movable to tcp:b:7444: no\n  device net0"),

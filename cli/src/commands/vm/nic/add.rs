@@ -19,7 +19,7 @@ use crate::commands::vm::arguments::{free_id, nic_body};
 #[command(after_long_help = "\
 OPTIONS are those of `bellhop vm create --nic`, which its help describes:
   from=NIC[,kind=auto|vf|sf][,bridge=NAME][,vlan=N][,mac=MAC][,mtu=BYTES][,queue_pairs=N]…
-  path=/dev/vhost-vdpa-N[,mac=MAC][,failover=/dev/vhost-vdpa-M]
+  path=/dev/vhost-vdpa-N[,mac=MAC][,backup=/dev/vhost-vdpa-M]
   device=NAME[,mac=MAC]
 and id=NAME (default: the first free one of net0, net1, …). The command prints the id.
 
@@ -79,7 +79,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use bellhop_common::client::made_up::{self, MadeUp};
+    use bellhop_common::client::fake::{self, FakeDaemon};
 
     #[derive(Parser)]
     struct Line {
@@ -92,20 +92,22 @@ mod tests {
         let line = ["add", "web", "from=pci/0000:01:00.0,vlan=100"];
         let Arguments { vm: name, options } = Line::try_parse_from(line).unwrap().arguments;
         let here = "/run/bellhop/node.socket".parse().unwrap();
-        let vm = made_up::vm(&json!({"status": {
+        let vm = fake::vm(&json!({"status": {
             "nic_devices": [{"id": "net0"}, {"id": "net2"}],
         }}));
-        let made_up = MadeUp::default().answer(200, &vm).answer(201, &json!(null));
-        let (id, _) = add(&name, &options.nic, &here, &made_up.node()).unwrap();
+        let fake = FakeDaemon::default()
+            .answer(200, &vm)
+            .answer(201, &json!(null));
+        let (id, _) = add(&name, &options.nic, &here, &fake.node()).unwrap();
         assert_eq!(id, "net1");
-        let asked = made_up.asked();
+        let asked = fake.asked();
         assert_eq!(asked[0], "GET /v1/vms/web");
         let put = r#"PUT /v1/vms/web/nics/net1 {"from":"pci/0000:01:00.0","id":"net1","vlan":100}"#;
         assert_eq!(asked[1], put);
     }
 
     #[test]
-    fn what_is_no_nic_is_refused_at_once() {
+    fn invalid_nics_are_refused_at_once() {
         for bad in [
             "",
             "from",

@@ -60,7 +60,7 @@ fn table(vm: &Vm) -> Table {
         let backup = if nic.failed_over {
             "in use".to_owned()
         } else {
-            nic.backup.as_ref().map_or_else(none, shown)
+            nic.backup_device.as_ref().map_or_else(none, shown)
         };
         [
             nic.id.clone(),
@@ -75,22 +75,22 @@ fn table(vm: &Vm) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up;
+    use bellhop_common::client::fake;
     use serde_json::json;
 
     use super::*;
 
     #[test]
-    fn nics_are_listed_with_what_backs_them() {
+    fn nics_are_listed_with_their_devices() {
         let nic = json!({ "id": "net0", "from": "eth0", "mac": "52:54:00:12:34:56" });
         let devices = json!([
             { "id": "net0", "vdpa_device": "web.net0", "character_device": "/dev/vhost-vdpa-0",
-              "backup": "/dev/vhost-vdpa-1" },
+              "backup_device": "/dev/vhost-vdpa-1" },
             { "id": "net1", "character_device": "/dev/vhost-vdpa-3", "failed_over": true },
             { "id": "net2" },
         ]);
         let answer = json!({ "spec": { "nics": [nic] }, "status": { "nic_devices": devices } });
-        let answer = made_up::vm(&answer);
+        let answer = fake::vm(&answer);
         let vm: Vm = serde_json::from_value(answer.clone()).unwrap();
         let wanted = "\
 ID    DEVICE    PATH               BACKUP             MAC
@@ -102,7 +102,7 @@ net2  -         -                  -                  -
         let nics = merged(&vm, &answer);
         let first = json!({
             "id": "net0", "from": "eth0", "mac": "52:54:00:12:34:56", "vdpa_device": "web.net0",
-            "character_device": "/dev/vhost-vdpa-0", "backup": "/dev/vhost-vdpa-1",
+            "character_device": "/dev/vhost-vdpa-0", "backup_device": "/dev/vhost-vdpa-1",
         });
         assert_eq!((nics.len(), &nics[0]), (3, &first));
     }

@@ -26,7 +26,7 @@ size, and at least the MTU. Otherwise the command names the difference, and noth
 the change the guest's memory is pinned for both devices. `bellhop probe PATH` shows a device's
 features.
 
-If the daemon created the NIC (`from=`), it deletes the old device and the backup (`failover=`).
+If the daemon created the NIC (`from=`), it deletes the old device and the backup (`backup=`).
 Connect the new device yourself: the bridge, VLAN and rates of the VM applied to the old one. You
 may also name the backup device: then both stay, and naming the VM's own device (`bellhop vm show`
 has its name) moves the NIC back. The VM also starts with the new device from now on; set `mac` if
@@ -105,7 +105,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use bellhop_common::client::made_up::MadeUp;
+    use bellhop_common::client::fake::FakeDaemon;
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -133,11 +133,11 @@ mod tests {
             ),
             (["--device", "spare0"], r#"{"device":"spare0"}"#),
         ] {
-            let made_up = MadeUp::default().answer(200, &vm);
-            let answer = swap_by(&line(&more).unwrap(), &made_up.node()).unwrap();
+            let fake = FakeDaemon::default().answer(200, &vm);
+            let answer = swap_by(&line(&more).unwrap(), &fake.node()).unwrap();
             assert_eq!(answer, vm);
             let asked = format!("PATCH /v1/vms/web/nics/net1 {body}");
-            assert_eq!(made_up.asked(), [asked]);
+            assert_eq!(fake.asked(), [asked]);
         }
     }
 
@@ -154,16 +154,16 @@ mod tests {
     }
 
     #[test]
-    fn what_the_machine_refuses_is_said_in_its_words() {
+    fn refusals_of_the_machine_are_shown_in_its_words() {
         let refusal = json!({
             "code": "incompatible",
             "message": "cannot move NIC net1",
             "causes": ["the new device lacks features in use: STATUS"],
             "hint": "create one with these features",
         });
-        let made_up = MadeUp::default().answer(422, &refusal);
+        let fake = FakeDaemon::default().answer(422, &refusal);
         let arguments = line(&["--device", "spare0"]).unwrap();
-        let error = swap_by(&arguments, &made_up.node()).unwrap_err();
+        let error = swap_by(&arguments, &fake.node()).unwrap_err();
         assert_eq!(error.refusal().unwrap().body.code, "incompatible");
         let said = format!("{:?}", error.in_words());
         for words in ["cannot move NIC net1", "STATUS", "create one with"] {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn options_become_what_the_daemon_is_asked_for() {
+fn options_become_the_request_to_the_daemon() {
     let options = [
         "web",
         "--kernel=/boot/vmlinuz",
@@ -12,8 +12,8 @@ fn options_become_what_the_daemon_is_asked_for() {
         "--cpu=x86-64-v2",
         "--memory=size=1G,hugepages=2M",
         "--nic=from=pci/0000:01:00.0,bridge=br0,vlan=100,mac=52:54:00:12:34:56,kind=vf",
-        "--nic=id=net0,path=/dev/vhost-vdpa-0,doorbell=off,failover=/dev/vhost-vdpa-1",
-        "--nic=id=b,from=eth0,failover=eth1",
+        "--nic=id=net0,path=/dev/vhost-vdpa-0,doorbell=off,backup=/dev/vhost-vdpa-1",
+        "--nic=id=b,from=eth0,backup=eth1",
         "--disk=path=/d,readonly=on",
         "--restart=always",
         "--stopped",
@@ -21,13 +21,13 @@ fn options_become_what_the_daemon_is_asked_for() {
     let wanted = json!({"spec": {
         "kernel": "/boot/vmlinuz", "initramfs": "/i", "cpus": 2, "cpu": "x86-64-v2",
         "memory": {"size": "1G", "hugepages": "2M"},
-        "disks": [{"path": "/d", "readonly": true, "rescue": false}],
+        "disks": [{"path": "/d", "readonly": true, "stall_kick": false}],
         "nics": [
             {"id": "net1", "from": "pci/0000:01:00.0", "bridge": "br0", "vlan": 100,
              "mac": "52:54:00:12:34:56", "kind": "vf"},
             {"id": "net0", "path": "/dev/vhost-vdpa-0", "doorbell": "off",
-             "failover": {"path": "/dev/vhost-vdpa-1"}},
-            {"id": "b", "from": "eth0", "failover": {"from": "eth1"}},
+             "backup": {"path": "/dev/vhost-vdpa-1"}},
+            {"id": "b", "from": "eth0", "backup": {"from": "eth1"}},
         ],
         "restart": "Always", "state": "Stopped",
     }});
@@ -122,9 +122,9 @@ fn two_nics_of_one_name_are_refused() {
 }
 
 /// Runs `vm create` or `vm replace`: the outcome, and the requests.
-fn put(made_up: MadeUp, words: &[&str], replace: bool) -> (Result<Code, Error>, Vec<String>) {
+fn put(fake: FakeDaemon, words: &[&str], replace: bool) -> (Result<Code, Error>, Vec<String>) {
     let which = parse::<NodeArguments>(&["--node", HERE]).unwrap();
-    let (node, format) = (made_up.node(), format(&["-o", "json"]));
+    let (node, format) = (fake.node(), format(&["-o", "json"]));
     let done = if replace {
         let arguments = parse::<replace::Arguments>(words).unwrap();
         let wanted = arguments.wanted(which.address()).unwrap();
@@ -133,31 +133,35 @@ fn put(made_up: MadeUp, words: &[&str], replace: bool) -> (Result<Code, Error>, 
         let arguments = parse::<create::Arguments>(words).unwrap();
         create::execute(&arguments, &which, &node, format)
     };
-    (done, made_up.asked())
+    (done, fake.asked())
 }
 
 #[test]
 fn a_vm_is_created_only_where_there_is_none() {
     let exists = json!({"code": "vm_exists", "message": "the virtual machine web exists already"});
     let words = ["web", "--kernel=/k"];
-    let (done, asked) = put(MadeUp::default().answer(201, &running(7)), &words, false);
+    let (done, asked) = put(
+        FakeDaemon::default().answer(201, &running(7)),
+        &words,
+        false,
+    );
     assert_eq!(done.unwrap(), Code::Success);
     let start = "PUT /v1/vms/web if-none-match: * {";
     assert!(asked[0].starts_with(start), "{asked:?}");
-    let (done, asked) = put(MadeUp::default().answer(412, &exists), &words, false);
+    let (done, asked) = put(FakeDaemon::default().answer(412, &exists), &words, false);
     let error = done.unwrap_err();
     assert_eq!((error.code(), asked.len()), (Code::Conflict, 1));
     assert!(error.to_string().contains("web exists already"), "{error}");
     assert!(error.remedy().unwrap().contains("bellhop vm replace"));
     // Whatever its state.
-    let there = MadeUp::default()
+    let there = FakeDaemon::default()
         .answer(412, &exists)
         .answer(200, &stopped());
     let (done, asked) = put(there, &["web", "--kernel=/k", "--if-not-exists"], false);
     assert_eq!(done.unwrap(), Code::Success);
     assert_eq!(asked[1], "GET /v1/vms/web");
     let refused = json!({"code": "unusable", "message": "no"});
-    let refused = MadeUp::default().answer(422, &refused);
+    let refused = FakeDaemon::default().answer(422, &refused);
     let (done, _) = put(refused, &["web", "--kernel=/k", "--if-not-exists"], false);
     assert_eq!(done.unwrap_err().remedy(), None);
 }
@@ -166,11 +170,11 @@ fn a_vm_is_created_only_where_there_is_none() {
 fn a_plan_is_printed_instead_of_a_creation() {
     let words = ["web", "--kernel=/k", "--dry-run"];
     let steps = json!({"steps": ["create the directories of web"]});
-    let (done, asked) = put(MadeUp::default().answer(200, &steps), &words, false);
+    let (done, asked) = put(FakeDaemon::default().answer(200, &steps), &words, false);
     assert_eq!(done.unwrap(), Code::Success);
     assert_eq!(asked, [r#"POST /v1/vms/web/plan {"spec":{"kernel":"/k"}}"#]);
     let exists = json!({"code": "vm_exists", "message": "the virtual machine web exists already"});
-    let (done, _) = put(MadeUp::default().answer(412, &exists), &words, false);
+    let (done, _) = put(FakeDaemon::default().answer(412, &exists), &words, false);
     assert_eq!(done.unwrap_err().code(), Code::Conflict);
     assert!(parse::<replace::Arguments>(&words).is_err());
 }
@@ -178,12 +182,12 @@ fn a_plan_is_printed_instead_of_a_creation() {
 #[test]
 fn a_vm_is_replaced_only_where_there_is_one() {
     let words = ["web", "--kernel=/k", "--stopped"];
-    let (done, asked) = put(MadeUp::default().answer(200, &stopped()), &words, true);
+    let (done, asked) = put(FakeDaemon::default().answer(200, &stopped()), &words, true);
     assert_eq!(done.unwrap(), Code::Success);
     let start = "PUT /v1/vms/web if-match: * {";
     assert!(asked[0].starts_with(start), "{asked:?}");
     let absent = json!({"code": "no_such_vm", "message": "the virtual machine web does not exist"});
-    let (done, _) = put(MadeUp::default().answer(412, &absent), &words, true);
+    let (done, _) = put(FakeDaemon::default().answer(412, &absent), &words, true);
     assert_eq!(done.unwrap_err().code(), Code::NotThere);
     assert!(parse::<replace::Arguments>(&["web"]).is_err());
     assert!(parse::<replace::Arguments>(&["web", "--kernel=/k", "--if-not-exists"]).is_err());
@@ -199,41 +203,43 @@ fn a_file_changes_the_vm_that_is_there_and_makes_one_that_is_not() {
     let patch = r#"{"labels":{"tier":"web"},"spec":{"kernel":"/k"}}"#;
     let changes = json!({"vm": stopped(), "changes": [
         {"field": "/spec/kernel", "from": "/j", "to": "/k", "applied": "next_start"}]});
-    let apply = |words: &[&str], made_up: &MadeUp| {
+    let apply = |words: &[&str], fake: &FakeDaemon| {
         let arguments = parse::<apply::ApplyArguments>(words).unwrap();
-        apply::apply(&arguments, &which, &made_up.node(), format(&[]))
+        apply::apply(&arguments, &which, &fake.node(), format(&[]))
     };
-    let there = MadeUp::default().answer(200, &changes);
+    let there = FakeDaemon::default().answer(200, &changes);
     assert_eq!(apply(&["-f", path], &there).unwrap(), Code::Success);
     assert_eq!(there.asked(), [format!("PATCH /v1/vms/web {patch}")]);
 
     let none = json!({"code": "no_such_vm", "message": "no"});
-    let absent = MadeUp::default().answer(404, &none).answer(201, &stopped());
+    let absent = FakeDaemon::default()
+        .answer(404, &none)
+        .answer(201, &stopped());
     assert_eq!(apply(&["web", "-f", path], &absent).unwrap(), Code::Success);
     let made = r#"{"labels":{"tier":"web"},"spec":{"kernel":"/k","state":"Stopped"}}"#;
     let made = format!("PUT /v1/vms/web if-none-match: * {made}");
     assert_eq!(absent.asked()[1], made);
 
     let arguments = parse::<apply::DiffArguments>(&["-f", path, "--set=cpus=2"]).unwrap();
-    let made_up = MadeUp::default().answer(200, &changes);
-    apply::diff(&arguments, &which, &made_up.node(), format(&[])).unwrap();
+    let fake = FakeDaemon::default().answer(200, &changes);
+    apply::diff(&arguments, &which, &fake.node(), format(&[])).unwrap();
     let patch = patch.replace(r#"{"kernel""#, r#"{"cpus":2,"kernel""#);
     let asked = format!("PATCH /v1/vms/web?dry_run=true {patch}");
-    assert_eq!(made_up.asked(), [asked]);
+    assert_eq!(fake.asked(), [asked]);
 
-    let error = apply(&["db", "-f", path], &MadeUp::default()).unwrap_err();
+    let error = apply(&["db", "-f", path], &FakeDaemon::default()).unwrap_err();
     assert_eq!(error.code(), Code::InvalidInput);
     std::fs::write(&file, "kernel = '/k'").unwrap();
-    let error = apply(&["-f", path], &MadeUp::default()).unwrap_err();
+    let error = apply(&["-f", path], &FakeDaemon::default()).unwrap_err();
     assert_eq!(error.code(), Code::WrongCommandLine);
     std::fs::remove_file(&file).unwrap();
 }
 
 #[test]
-fn devices_of_what_runs_have_commands_of_their_own() {
-    let made_up = refuses("vm_runs");
+fn devices_of_running_vms_have_their_own_commands() {
+    let fake = refuses("vm_runs");
     let error = spec_patch::send(
-        &made_up.node(),
+        &fake.node(),
         "web",
         None,
         &json!({"spec": {"nics": []}}),

@@ -79,39 +79,39 @@ fn a_console_continues_after_the_end_of_input_and_ends_with_the_vm() {
 
 #[test]
 fn the_end_of_a_console_has_a_reason() {
-    let console = |made_up: &MadeUp, words: &[&str]| {
+    let console = |fake: &FakeDaemon, words: &[&str]| {
         let arguments = parse::<console::Arguments>(words).unwrap();
-        console::execute(&arguments, &made_up.node())
+        console::execute(&arguments, &fake.node())
     };
     // The VM ends.
-    let made_up = MadeUp::default()
+    let fake = FakeDaemon::default()
         .answer(101, &json!("bye\n"))
         .answer(200, &running(7))
         .answer(200, &stopped());
-    let code = console(&made_up, &["web", "--read-only"]).unwrap();
+    let code = console(&fake, &["web", "--read-only"]).unwrap();
     assert_eq!(code, Code::Success);
     let path = "GET /v1/vms/web/console";
     let vm = "GET /v1/vms/web".to_owned();
     let opened = format!("{path}?read_only=true&history=true");
-    assert_eq!(made_up.asked(), [opened, vm.clone(), vm]);
+    assert_eq!(fake.asked(), [opened, vm.clone(), vm]);
     // Another client takes the console.
-    let taken = [(made_up::CLOSE_CODE, "1008")];
-    let made_up = MadeUp::default().answer_with(101, &taken, &json!(""));
-    let error = console(&made_up, &["web", "--read-only"]).unwrap_err();
+    let taken = [(fake::CLOSE_CODE, "1008")];
+    let fake = FakeDaemon::default().answer_with(101, &taken, &json!(""));
+    let error = console(&fake, &["web", "--read-only"]).unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
     assert!(error.to_string().ends_with("made up"), "{error}");
     // Another client writes.
-    let made_up = refuses("console_in_use");
-    let error = console(&made_up, &["web", "--take"]).unwrap_err();
+    let fake = refuses("console_in_use");
+    let error = console(&fake, &["web", "--take"]).unwrap_err();
     assert_eq!(error.code(), Code::Conflict);
     let asked = format!("{path}?take=true&history=true");
-    assert_eq!(made_up.asked(), [asked]);
+    assert_eq!(fake.asked(), [asked]);
 
-    let made_up = MadeUp::default().answer(200, &json!("booted\n"));
-    let code = console(&made_up, &["web", "--log"]).unwrap();
+    let fake = FakeDaemon::default().answer(200, &json!("booted\n"));
+    let code = console(&fake, &["web", "--log"]).unwrap();
     assert_eq!(code, Code::Success);
     let asked = ["GET /v1/vms/web/logs/console?tail=100000"];
-    assert_eq!(made_up.asked(), asked);
+    assert_eq!(fake.asked(), asked);
     for words in [
         &["web", "--take", "--read-only"][..],
         &["web", "--log", "--take"],

@@ -271,7 +271,7 @@ fn a_doorbell_that_cannot_be_mapped_leaves_the_eventfd() {
 }
 
 #[test]
-fn a_doorbell_that_cannot_be_taken_away_is_tried_again_and_not_doubled() {
+fn a_doorbell_that_cannot_be_unmapped_is_retried_and_not_doubled() {
     let rig = started();
     *rig.doorbells.refused.lock() = Some(PAGE_1);
     rig.set_status(0);
@@ -294,7 +294,7 @@ fn a_doorbell_that_cannot_be_taken_away_is_tried_again_and_not_doubled() {
 }
 
 #[test]
-fn faults_elsewhere_are_not_ours() {
+fn faults_at_other_addresses_are_passed_on() {
     let rig = started();
     for address in [0, PAGE_1 - 1, PAGE_1 + 4096, u64::MAX] {
         assert!(!rig.pci.memory_fault(Some(address)), "{address:#x}");

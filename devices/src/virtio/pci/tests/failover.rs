@@ -11,7 +11,7 @@ const NEEDS_RESET: u64 = 64;
 fn protected(shape: Shape, features: u64) -> Rig {
     let rig = Rig::with(shape);
     rig.seen.lock().doorbells = vec![0];
-    rig.device.set_failover(true);
+    rig.device.set_has_backup(true);
     rig.start(features);
     rig
 }
@@ -27,25 +27,22 @@ fn its_driver_notices_nothing_and_continues_with_the_backup() {
     rig.write(reg::QUEUE_SELECT, 2, 1);
     rig.write(reg::QUEUE_VECTOR, 2, 4);
     assert!(rig.seen.lock().calls.is_empty());
-    assert!(!rig.device.nudge(0) && !rig.device.announce());
+    assert!(!rig.device.spurious_notify(0) && !rig.device.announce());
     let mut rings = 0;
     rig.device.running_rings(|_| rings += 1);
     assert_eq!(rings, 0, "they are not the device's to be judged by");
 
     let (next, seen) = Model::new(Shape::default());
     seen.lock().doorbells = vec![1];
-    let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
+    let swapped = rig.device.swap(rig.device.replacement(Box::new(next)));
     assert!(swapped.unwrap().gap.is_some());
     assert_eq!(rig.status(), 15);
     let notify = WINDOW + 0x1_0000;
     assert_eq!(rig.doorbells.all()[1], Reached::Page(notify + 4096, 1));
     let seen = seen.lock();
     assert_eq!(seen.stage, Stage::Active);
-    let predecessor = seen.predecessor.as_ref().unwrap();
-    assert_eq!(
-        (predecessor.features, predecessor.running),
-        (VERSION_1, true)
-    );
+    let replaced = seen.replaced.as_ref().unwrap();
+    assert_eq!((replaced.features, replaced.running), (VERSION_1, true));
     let call = seen.activation.as_ref().unwrap().queues[1].call.clone();
     assert!(call.is_some(), "as it was changed meanwhile");
     drop(seen);
@@ -67,12 +64,12 @@ fn only_a_running_device_that_has_failed_itself_waits_for_another_one() {
     assert!(!rig.fail(), "its driver knows already");
     // The backup was removed.
     let rig = protected(Shape::default(), VERSION_1);
-    rig.device.set_failover(false);
+    rig.device.set_has_backup(false);
     assert!(!rig.fail());
     assert_eq!(rig.status(), 15 | NEEDS_RESET);
     // No driver would lose anything.
     let rig = Rig::new();
-    rig.device.set_failover(true);
+    rig.device.set_has_backup(true);
     rig.agree(VERSION_1);
     assert!(!rig.fail());
     assert_eq!(rig.status(), 11 | NEEDS_RESET);
@@ -119,14 +116,14 @@ fn it_never_continues_after_a_failed_swap() {
         let rig = protected(old, features);
         assert!(rig.fail());
         let (next, seen) = Model::new(next);
-        let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
+        let swapped = rig.device.swap(rig.device.replacement(Box::new(next)));
         let error = swapped.unwrap_err().error;
         assert_ne!(seen.lock().stage, Stage::Active);
         // A device that does not fit is refused before any change: another may fit.
-        let told = error.kind() != ErrorKind::Incompatible;
-        let status = if told { 15 | NEEDS_RESET } else { 15 };
+        let notified = error.kind() != ErrorKind::Incompatible;
+        let status = if notified { 15 | NEEDS_RESET } else { 15 };
         assert_eq!(rig.status(), status, "{error}");
-        assert_eq!(rig.seen.lock().taken_back, 0);
+        assert_eq!(rig.seen.lock().rolled_back, 0);
         assert!(!error.to_string().contains("it continues"), "{error}");
         rig.device.give_up();
         assert_eq!(rig.status(), 15 | NEEDS_RESET);
@@ -135,7 +132,7 @@ fn it_never_continues_after_a_failed_swap() {
 }
 
 #[test]
-fn what_cannot_wait_for_another_device_tells_its_driver() {
+fn operations_that_cannot_wait_for_a_failover_notify_the_driver() {
     let rig = protected(Shape::default(), VERSION_1 | 1 << 40);
     assert!(rig.fail());
     rig.write(reg::QUEUE_SELECT, 2, 0);

@@ -66,7 +66,7 @@ fn interrupts_reach_the_vector_that_the_guest_chose() {
 }
 
 #[test]
-fn configuration_changes_are_told() {
+fn configuration_changes_are_notified() {
     let rig = Rig::new();
     rig.agree(VERSION_1);
     rig.write(reg::CONFIG_VECTOR, 2, 0);
@@ -91,7 +91,7 @@ fn configuration_changes_are_told() {
 }
 
 #[test]
-fn a_device_that_cannot_start_says_so() {
+fn a_device_that_cannot_start_reports_needs_reset() {
     let rig = Rig::new();
     rig.start(VERSION_1 | FAIL_START);
     assert_eq!((rig.status(), rig.stage()), (15 | 64, Stage::Failed));
@@ -111,7 +111,7 @@ fn a_device_that_cannot_start_says_so() {
 }
 
 #[test]
-fn a_device_that_breaks_says_so() {
+fn a_broken_device_reports_needs_reset() {
     let rig = Rig::new();
     rig.start(VERSION_1 | FAIL_CHANGE);
     rig.write(reg::QUEUE_SELECT, 2, 1);

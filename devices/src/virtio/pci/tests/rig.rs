@@ -10,7 +10,7 @@ use crate::hypervisor::DoorbellPage;
 use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
 use crate::testing::{FakeDoorbells, FakePage, FakeVectors, Reached};
 use crate::virtio::backend::{
-    Activation, Backend, Event, Hardware, Outcome, Predecessor, QueueChange, SavedState,
+    Activation, Backend, Event, Hardware, Outcome, QueueChange, ReplacedDevice, SavedState,
 };
 use crate::virtio::pci::VirtioPciDevice;
 use crate::{Error, ErrorKind};
@@ -59,9 +59,9 @@ pub(super) struct Seen {
     /// The queues for which the device has a doorbell.
     pub(super) doorbells: Vec<u16>,
     /// The features that were requested at each restore.
-    pub(super) relied: Vec<u64>,
+    pub(super) checked_features: Vec<u64>,
     /// The device that it was to replace.
-    pub(super) predecessor: Option<Predecessor>,
+    pub(super) replaced: Option<ReplacedDevice>,
     pub(super) fails_next_restore: bool,
     /// Saving leaves no queue with a doorbell.
     pub(super) loses_doorbells: bool,
@@ -74,7 +74,7 @@ pub(super) struct Seen {
     /// The targets of the guest's kicks in `hand_over`.
     pub(super) reached: Vec<Reached>,
     /// How often it took its place back.
-    pub(super) taken_back: usize,
+    pub(super) rolled_back: usize,
     pub(super) dropped: bool,
 }
 
@@ -137,15 +137,15 @@ impl Model {
             outcome: Outcome::default(),
             tokens: Vec::new(),
             doorbells: Vec::new(),
-            predecessor: None,
-            relied: Vec::new(),
+            replaced: None,
+            checked_features: Vec::new(),
             fails_next_restore: shape.fails_restore,
             loses_doorbells: false,
             broken_ring: false,
             failed: false,
             watched: None,
             reached: Vec::new(),
-            taken_back: 0,
+            rolled_back: 0,
             dropped: false,
         }));
         let model = Self {
@@ -356,29 +356,29 @@ impl Hardware for Model {
             payload: self.seen.lock().config.to_vec(),
         })
     }
-    fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), Error> {
+    fn adopt(&mut self, replaced: &ReplacedDevice) -> Result<(), Error> {
         let mut seen = self.seen.lock();
-        assert_eq!(seen.stage, Stage::Inactive, "succeed");
-        seen.predecessor = Some(predecessor.clone());
+        assert_eq!(seen.stage, Stage::Inactive, "adopt");
+        seen.replaced = Some(replaced.clone());
         match self.shape.refuses {
             Some(words) => Err(Error::other(words)),
             None => Ok(()),
         }
     }
-    fn check_succession(&self, features: u64) -> Result<(), Error> {
-        self.seen.lock().relied.push(features);
+    fn check_adopted(&self, features: u64) -> Result<(), Error> {
+        self.seen.lock().checked_features.push(features);
         match features & !self.shape.bears {
             0 => Ok(()),
-            _ => Err(Error::other("smaller than the guest was told")),
+            _ => Err(Error::other("smaller than the guest has seen")),
         }
     }
-    fn take_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
+    fn roll_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
         let stage = self.seen.lock().stage;
-        assert!(matches!(stage, Stage::Saved | Stage::Inactive), "take_back");
-        self.seen.lock().taken_back += 1;
+        assert!(matches!(stage, Stage::Saved | Stage::Inactive), "roll_back");
+        self.seen.lock().rolled_back += 1;
         self.restore(state, activation)
     }
-    fn always_dirty(&self) -> Vec<(u64, u64)> {
+    fn untracked_writes(&self) -> Vec<(u64, u64)> {
         Vec::new()
     }
     fn log_writes(&mut self, on: bool) -> Result<(), Error> {

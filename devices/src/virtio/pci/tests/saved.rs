@@ -145,12 +145,12 @@ fn a_state_is_tried_again_from_where_the_rings_are_by_then() {
     target.seen.lock().fails_next_restore = true;
     assert!(target.device.restore(&state).is_err());
     assert_eq!(target.stage(), Stage::Inactive);
-    assert_eq!(target.seen.lock().taken_back, 0);
+    assert_eq!(target.seen.lock().rolled_back, 0);
     target.seen.lock().fails_next_restore = false;
     target.device.restore_again(&state).unwrap();
     target.pci.remap();
     assert_eq!((target.status(), target.stage()), (15, Stage::Active));
-    assert_eq!(target.seen.lock().taken_back, 1);
+    assert_eq!(target.seen.lock().rolled_back, 1);
 }
 
 /// A bad state must be detected while the source still has the guest.

@@ -21,8 +21,8 @@ const MAC: u64 = FAIL_CHANGE;
 
 fn swap(rig: &Rig, shape: Shape) -> (Result<Swapped, Error>, Arc<Mutex<Seen>>) {
     let (next, seen) = Model::new(shape);
-    let successor = rig.device.successor(Box::new(next));
-    let swapped = rig.device.swap(successor);
+    let replacement = rig.device.replacement(Box::new(next));
+    let swapped = rig.device.swap(replacement);
     (swapped.map_err(|failed| failed.error), seen)
 }
 
@@ -57,7 +57,7 @@ fn a_driver_continues_with_another_device() {
         seen.config = *b"abcdefghij";
         seen.doorbells = vec![1];
     }
-    let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
+    let swapped = rig.device.swap(rig.device.replacement(Box::new(next)));
     let swapped = swapped.unwrap();
     assert!(swapped.gap.is_some());
     // The guest's registers are unchanged, and the new device is behind them.
@@ -79,12 +79,9 @@ fn a_driver_continues_with_another_device() {
             &activation.queues[1].kick,
             &rig.device.kicks[1]
         ));
-        let predecessor = seen.predecessor.as_ref().unwrap();
-        assert_eq!(
-            (predecessor.features, predecessor.running),
-            (VERSION_1, true)
-        );
-        assert_eq!(predecessor.identity.payload, b"0123456789");
+        let replaced = seen.replaced.as_ref().unwrap();
+        assert_eq!((replaced.features, replaced.running), (VERSION_1, true));
+        assert_eq!(replaced.identity.payload, b"0123456789");
     }
     // The doorbells of the new device, and only those.
     let notify = WINDOW + 0x1_0000;
@@ -152,9 +149,9 @@ fn every_stage_of_a_driver_can_be_caught() {
             1 | 2 => OFFER,
             _ => VERSION_1,
         };
-        let predecessor = seen.lock().predecessor.clone().unwrap();
-        assert_eq!(predecessor.features, relied_on, "{steps}");
-        assert_eq!(predecessor.running, gap);
+        let replaced = seen.lock().replaced.clone().unwrap();
+        assert_eq!(replaced.features, relied_on, "{steps}");
+        assert_eq!(replaced.running, gap);
         if steps == 3 {
             assert_eq!(stage(&seen), Stage::Negotiated);
             rig.set_status(15);
@@ -216,7 +213,7 @@ fn lesser_shapes() -> Vec<(Shape, &'static str)> {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_anything_stops() {
+fn an_unfit_device_is_refused_before_anything_stops() {
     for (shape, words) in lesser_shapes() {
         let rig = Rig::new();
         rig.seen.lock().doorbells = vec![0];
@@ -288,7 +285,7 @@ fn the_old_device_continues_where_the_new_one_fails() {
     assert!(error.to_string().contains("the old one continues"));
     assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
     // Not at the saved position: the new device may have worked on the rings.
-    assert_eq!(rig.seen.lock().taken_back, 1);
+    assert_eq!(rig.seen.lock().rolled_back, 1);
     assert_eq!(rig.doorbells.all()[0], Reached::Page(WINDOW + 0x1_0000, 0));
     assert!(rig.vectors.get(1).delivered().is_some());
     {
@@ -329,7 +326,7 @@ fn a_guest_is_notified_when_neither_works() {
 }
 
 #[test]
-fn another_device_offers_what_it_has_to_the_next_driver() {
+fn another_device_offers_its_own_features_to_the_next_driver() {
     let rig = Rig::new();
     rig.start(VERSION_1);
     let less = Shape {
@@ -364,10 +361,10 @@ fn descriptors_change_with_the_device() {
     rig.start(VERSION_1);
     assert_eq!(rig.device.events(), events(100));
     let (next, _) = Model::new(shape(200));
-    let successor = rig.device.successor(Box::new(next));
-    assert_eq!(successor.events(), events(200));
+    let replacement = rig.device.replacement(Box::new(next));
+    assert_eq!(replacement.events(), events(200));
     assert_eq!(rig.device.events(), events(100));
-    let swapped = rig.device.swap(successor).unwrap();
+    let swapped = rig.device.swap(replacement).unwrap();
     assert_eq!(
         (swapped.events, rig.device.events()),
         (events(100), events(200))
@@ -377,12 +374,12 @@ fn descriptors_change_with_the_device() {
     let (next, seen) = Model::new(failing);
     let failed = rig
         .device
-        .swap(rig.device.successor(Box::new(next)))
+        .swap(rig.device.replacement(Box::new(next)))
         .unwrap_err();
     assert_eq!(rig.device.events(), events(200));
     // It is returned, so that the caller stops polling before it closes the descriptors.
     assert!(!seen.lock().dropped);
-    let given_back: Box<dyn Backend> = failed.successor;
+    let given_back: Box<dyn Backend> = failed.replacement;
     drop(given_back);
     assert!(seen.lock().dropped);
 }
@@ -426,7 +423,7 @@ proptest! {
         let mut present = Arc::clone(&rig.seen);
         let mut past: Vec<Arc<Mutex<Seen>>> = Vec::new();
         let mut failing = false;
-        rig.device.set_failover(true);
+        rig.device.set_has_backup(true);
         for step in steps {
             match step {
                 Step::Start => {
@@ -465,7 +462,7 @@ proptest! {
                     let shape = Shape { refuses, fails_restore, ..Shape::default() };
                     let (next, seen) = Model::new(shape);
                     seen.lock().doorbells = vec![1];
-                    let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
+                    let swapped = rig.device.swap(rig.device.replacement(Box::new(next)));
                     let done = swapped.is_ok();
                     prop_assert_eq!(done, refuses.is_none() && !(fails_restore && running));
                     past.push(if done { std::mem::replace(&mut present, seen) } else { seen });
@@ -489,18 +486,15 @@ proptest! {
 fn a_device_on_another_host_continues_from_the_state() {
     let rig = Rig::new();
     rig.start(VERSION_1);
-    let relied = rig.device.relied();
+    let guest_view = rig.device.guest_view();
     let state = rig.device.save().unwrap();
 
     let other = Rig::cold();
-    other.device.take_place(&relied).unwrap();
+    other.device.adopt(&guest_view).unwrap();
     {
         let seen = other.seen.lock();
-        let predecessor = seen.predecessor.as_ref().unwrap();
-        assert_eq!(
-            (predecessor.features, predecessor.running),
-            (VERSION_1, true)
-        );
+        let replaced = seen.replaced.as_ref().unwrap();
+        assert_eq!((replaced.features, replaced.running), (VERSION_1, true));
     }
     other.device.check(&state).unwrap();
     assert_eq!(
@@ -512,7 +506,7 @@ fn a_device_on_another_host_continues_from_the_state() {
     other.device.restore(&state).unwrap();
     other.pci.remap();
     assert_eq!((other.status(), other.stage()), (15, Stage::Active));
-    let again = other.device.take_place(&relied).unwrap_err();
+    let again = other.device.adopt(&guest_view).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::CannotHandOver);
 }
 
@@ -520,19 +514,19 @@ fn a_device_on_another_host_continues_from_the_state() {
 fn a_device_at_another_host_that_is_less_is_refused_before_anything_is_restored() {
     let rig = Rig::new();
     rig.start(VERSION_1 | MAC);
-    let relied = rig.device.relied();
+    let guest_view = rig.device.guest_view();
     for (shape, words) in lesser_shapes() {
         let other = Rig::cold_with(shape);
-        let error = other.device.take_place(&relied).unwrap_err().to_string();
+        let error = other.device.adopt(&guest_view).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }
 }
 
 #[test]
-fn what_the_guest_relies_on_counts_when_its_state_comes_not_only_before() {
+fn features_in_the_restored_state_count() {
     // There was no driver when the other host was asked.
     let before = Rig::new();
-    let relied = before.device.relied();
+    let guest_view = before.device.guest_view();
     let shape = || Shape {
         bears: VERSION_1,
         ..Shape::default()
@@ -547,7 +541,7 @@ fn what_the_guest_relies_on_counts_when_its_state_comes_not_only_before() {
             }
             let state = rig.device.save().unwrap();
             let other = Rig::cold_with(shape());
-            other.device.take_place(&relied).unwrap();
+            other.device.adopt(&guest_view).unwrap();
             let checked = other.device.check(&state);
             assert_eq!(checked.is_ok(), fits, "{runs} {checked:?}");
             if let Err(error) = checked {
@@ -556,7 +550,7 @@ fn what_the_guest_relies_on_counts_when_its_state_comes_not_only_before() {
                 assert!(other.device.restore(&state).is_err());
             }
             assert_eq!(other.stage(), Stage::Inactive);
-            let asked = other.seen.lock().relied.clone();
+            let asked = other.seen.lock().checked_features.clone();
             assert!(asked.iter().all(|&asked| asked == features), "{asked:?}");
         }
     }
@@ -567,7 +561,7 @@ fn what_the_guest_relies_on_counts_when_its_state_comes_not_only_before() {
         walk.iter().for_each(|&status| rig.set_status(status));
         let state = rig.device.save().unwrap();
         let other = Rig::cold_with(shape());
-        other.device.take_place(&relied).unwrap();
+        other.device.adopt(&guest_view).unwrap();
         assert_eq!(other.device.check(&state).is_err(), needs);
     }
 }

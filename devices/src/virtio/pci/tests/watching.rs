@@ -1,4 +1,4 @@
-//! The view of an observer of the rings, and the nudge of a queue.
+//! The view of an observer of the rings, and the spurious notification of a queue.
 
 use super::rig::{PACKED, RING_RESET, Rig, VERSION_1, reg};
 use crate::virtio::backend::{Outcome, QueueRole};
@@ -19,7 +19,7 @@ fn rings_are_shown_while_the_device_works_on_them() {
     let rig = Rig::new();
     assert_eq!(rig.device.queue_count(), 4);
     assert_eq!(rings(&rig), []);
-    assert!(!rig.device.nudge(0));
+    assert!(!rig.device.spurious_notify(0));
     rig.start(VERSION_1 | RING_RESET);
     let first = rings(&rig);
     assert_eq!(indices(&rig), [0, 1]);
@@ -34,7 +34,7 @@ fn rings_are_shown_while_the_device_works_on_them() {
     rig.write(reg::QUEUE_SELECT, 2, 1);
     rig.write(reg::QUEUE_RESET, 2, 1);
     assert_eq!(indices(&rig), [0]);
-    assert!(!rig.device.nudge(1));
+    assert!(!rig.device.spurious_notify(1));
     rig.set_up_queue(1, 32, 3);
     assert_eq!(indices(&rig), [0, 1]);
     assert!(rings(&rig)[0].start > first[0].start);
@@ -46,7 +46,7 @@ fn rings_are_shown_while_the_device_works_on_them() {
     };
     rig.device.process(0);
     assert_eq!(rings(&rig), []);
-    assert!(!rig.device.nudge(0));
+    assert!(!rig.device.spurious_notify(0));
 
     let before = first[0].start;
     rig.write(reg::STATUS, 1, 0);
@@ -57,7 +57,7 @@ fn rings_are_shown_while_the_device_works_on_them() {
 }
 
 #[test]
-fn a_nudge_is_a_kick_and_an_interrupt() {
+fn a_spurious_notify_is_a_kick_and_an_interrupt() {
     let rig = Rig::new();
     rig.start(VERSION_1);
     let call = {
@@ -67,15 +67,15 @@ fn a_nudge_is_a_kick_and_an_interrupt() {
     };
     let kick = &rig.device.kicks[0];
     let _ = (kick.read(), call.read());
-    assert!(rig.device.nudge(0));
+    assert!(rig.device.spurious_notify(0));
     assert_eq!((kick.read().unwrap(), call.read().unwrap()), (1, 1));
     for none in [2, 3, 4, u16::MAX] {
-        assert!(!rig.device.nudge(none), "{none}");
+        assert!(!rig.device.spurious_notify(none), "{none}");
     }
     // A driver that polls has no vector.
     rig.write(reg::QUEUE_SELECT, 2, 0);
     rig.write(reg::QUEUE_VECTOR, 2, 0xffff);
-    assert!(rig.device.nudge(0));
+    assert!(rig.device.spurious_notify(0));
     assert_eq!(kick.read().unwrap(), 1);
     assert!(call.read().is_err());
 }

@@ -39,7 +39,7 @@ fn offer(driver: &Driver, number: u16, id: u16, flags: u16) {
 }
 
 #[test]
-fn gives_chains_and_takes_them_back_over_laps() {
+fn returns_chains_and_accepts_them_again_over_laps() {
     let driver = driver();
     let mut queue = queue(&driver);
     for number in 0..5 * SIZE {

@@ -30,7 +30,7 @@ impl VdpaBackend {
         match self.plan() {
             Ok(plan) => Ok(Some(plan)),
             Err(error) => {
-                // The guest's network is worth more than the log; see `unseen`.
+                // The guest's network is worth more than the log; see `untracked_writes`.
                 tracing::warn!(
                     device = %self.rings.id,
                     error = &error as &dyn std::error::Error,
@@ -68,7 +68,7 @@ impl VdpaBackend {
         let rings = set.prepare_start(targets, known, &*self.rings.memory);
         let rings = rings.map_err(Error::relay)?;
         self.start_set(set, rings, replay)?;
-        self.nudge_control();
+        self.spurious_notify_control();
         Ok(())
     }
 }

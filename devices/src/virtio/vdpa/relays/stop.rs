@@ -4,7 +4,7 @@
 //!   with SUSPEND      SUSPEND -> drained -> positions
 //!                        ^          |  the device holds unknown chains
 //!                        |          v
-//!                     a little <- RESUME, all queues mediated: now they are counted
+//!                     a little <- RESUME, all used rings shadowed: now they are counted
 //!
 //!   without, or the   can the rings be read? -> reset -> drained -> positions, from the shadows
 //!   device has failed
@@ -100,14 +100,14 @@ impl VdpaBackend {
 
     fn suspended_bases(&mut self, poller: &mut Poller) -> Result<Vec<(u16, VringBase)>, Error> {
         let resumes = self.rings.offers(BackendFeatures::RESUME);
-        let mediated = Plan {
+        let used_shadow = Plan {
             way: Way::InPlace,
-            receive: Strategy::Mediated,
-            transmit: Strategy::Mediated,
+            receive: Strategy::UsedShadow,
+            transmit: Strategy::UsedShadow,
         };
-        let can_mediate = self
+        let can_shadow_used = self
             .plan()
-            .is_ok_and(|plan| plan.receive == mediated.receive);
+            .is_ok_and(|plan| plan.receive == used_shadow.receive);
         for turn in 1.. {
             let set = poller.park()?;
             if !resumes {
@@ -122,16 +122,16 @@ impl VdpaBackend {
             if !resumes {
                 return Err(error);
             }
-            self.go_on();
+            self.resume();
             if turn == TRIES
                 || error.kind() != ErrorKind::InFlightUnknown
                 || !self.rings.is_running()
             {
                 return Err(error);
             }
-            if turn == 1 && can_mediate {
-                // A mediated queue counts the buffers that the device takes and uses.
-                self.switch(poller, &mediated)?;
+            if turn == 1 && can_shadow_used {
+                // A used-shadow queue counts the buffers that the device takes and uses.
+                self.switch(poller, &used_shadow)?;
             }
             poller.go()?;
             thread::sleep(BETWEEN_TRIES);

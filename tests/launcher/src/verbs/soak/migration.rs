@@ -1,67 +1,68 @@
-//! `cargo lab soak --moves N [--journey JOURNEY]…`: guests migrate to and fro at random moments.
+//! `cargo lab soak --moves N [--scenario SCENARIO]…`: guests migrate to and fro at random moments.
 //!
-//! A journey consists of legs. Each leg is one guest, in one call of a test of
+//! A scenario consists of runs. Each run is one guest, in one call of a test of
 //! `tests/tests/migration_*`, in a lab host. Completed migrations count, and the report lists every
-//! leg that did not finish. If the emulation lost a guest or the host (`Ended::Lost`), the next leg
-//! starts in a fresh host. If a check failed (`Ended::Failed`), the journey fails.
+//! run that did not finish. If the emulation lost a guest or the host (`Ended::Lost`), the next run
+//! starts in a fresh host. If a check failed (`Ended::Failed`), the scenario fails.
 //!
 //! ```text
-//!   leg ──▶ Whole ──▶ next leg, same host ──▶ … until there are enough moves
-//!    ├────▶ Lost ───▶ next leg, fresh host
-//!    └────▶ Failed ─▶ next leg, fresh host; the journey has failed
+//!   run ──▶ Whole ──▶ next run, same host ──▶ … until there are enough moves
+//!    ├────▶ Lost ───▶ next run, fresh host
+//!    └────▶ Failed ─▶ next run, fresh host; the scenario has failed
 //! ```
-//! A journey also fails if no guest was ever stopped with buffers of one kind in flight.
+//! A scenario also fails if no guest was ever stopped with buffers of one kind in flight.
 
-use super::report::Journeyed;
+use super::report::SoakResult;
 use crate::accelerator::Accelerator;
 use crate::agent::client::{self, Outcome, Streams};
 use crate::error::{Error, Result, report};
 use crate::host::LabHost;
-use crate::journey::{LEG, Leg, Move};
 use crate::rig::Rig;
 use crate::setup::{Lab, Needs, binaries};
+use crate::soak_run::{Move, RUN, Run};
 use crate::verbs;
 use std::path::Path;
 use std::time::Duration;
 
-/// The time limit of a leg for each of its moves, including boots.
+/// The time limit of a run for each of its moves, including boots.
 const LIMIT_EACH: Duration = Duration::from_secs(120);
 
 /// Text in a test's output that shows a crashed or hung guest.
 const LOST: [&str; 3] = ["triple-faulted", "did not answer", "fell silent"];
 
-/// The limit of lost legs, for each leg that the journey needs at all. With a peer that is also a
-/// guest, the emulation loses a leg in about one of ten moves.
+/// The limit of lost runs, for each run that the scenario needs at all. With a peer that is also a
+/// guest, the emulation loses a run in about one of ten moves.
 const LOST_FOR_EACH: u32 = 3;
 
-/// How many lines of a failed leg are shown.
+/// How many lines of a failed run are shown.
 const SHOWN: usize = 150;
 
-/// Arguments of the journeys.
+/// Arguments of the scenarios.
 #[derive(Debug, clap::Args)]
 pub struct MigrationArguments {
-    /// Migrations of each journey after the tests: 200 before a release
+    /// Migrations of each scenario after the tests: 200 before a release
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     moves: Option<u32>,
-    /// Which journeys; all of them without it
-    #[arg(long = "journey", value_enum, requires = "moves")]
-    journeys: Vec<Journey>,
+    /// Which scenarios; all of them without it
+    #[arg(long = "scenario", alias = "journey", value_enum, requires = "moves")]
+    scenarios: Vec<Scenario>,
     /// Migrations of one guest, before the next one boots
     #[arg(
         long,
+        alias = "leg",
         value_name = "N",
         default_value_t = 20,
         value_parser = clap::value_parser!(u32).range(1..=1000)
     )]
-    leg: u32,
-    /// What came of the journeys as one JSON object on the last line
+    run: u32,
+    /// What came of the scenarios as one JSON object on the last line
     #[arg(long)]
     json: bool,
 }
 
-/// A journey: between which devices, by which test.
+/// A scenario: between which devices, by which test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Journey {
+enum Scenario {
     /// The kernel's simulator, which can be suspended
     Sim,
     /// vp_vdpa on virtual functions, which can neither suspend nor begin in the middle of a ring
@@ -74,7 +75,7 @@ enum Journey {
     LabnicRelayed,
 }
 
-impl Journey {
+impl Scenario {
     const ALL: [Self; 5] = [
         Self::Sim,
         Self::Sriov,
@@ -107,7 +108,7 @@ impl Journey {
     }
 }
 
-/// How a leg ended.
+/// How a run ended.
 #[derive(Debug)]
 pub(super) enum Ended {
     Whole,
@@ -117,7 +118,7 @@ pub(super) enum Ended {
     Failed(String),
 }
 
-/// Runs the requested journeys, if any; the exit code is 1 when one failed.
+/// Runs the requested scenarios, if any; the exit code is 1 when one failed.
 ///
 /// # Errors
 /// Those of [`Lab::prepare`] and of booting the lab host; [`Error::HostLost`] when a lab host that
@@ -126,28 +127,28 @@ pub fn run(arguments: &MigrationArguments) -> Result<u8> {
     let Some(moves) = arguments.moves else {
         return Ok(0);
     };
-    let journeys = match &arguments.journeys[..] {
-        [] => &Journey::ALL[..],
+    let scenarios = match &arguments.scenarios[..] {
+        [] => &Scenario::ALL[..],
         some => some,
     };
-    let tests: Vec<String> = journeys
+    let tests: Vec<String> = scenarios
         .iter()
-        .flat_map(|journey| ["--test".to_owned(), journey.test().0.to_owned()])
+        .flat_map(|scenario| ["--test".to_owned(), scenario.test().0.to_owned()])
         .collect();
     let lab = Lab::prepare(&Needs {
         tests: &tests,
         ..Needs::HOST_AND_GUEST
     })?;
     let mut all = Vec::new();
-    for journey in journeys {
-        let program = binaries::find(&lab.built, journey.test().0)?;
-        let made = Traveller {
+    for scenario in scenarios {
+        let program = binaries::find(&lab.built, scenario.test().0)?;
+        let made = Soak {
             lab: &lab,
-            journey: *journey,
+            scenario: *scenario,
             program: &program,
             host: None,
         }
-        .travel(moves, arguments.leg)?;
+        .run(moves, arguments.run)?;
         made.show();
         all.push(made);
     }
@@ -156,38 +157,38 @@ pub fn run(arguments: &MigrationArguments) -> Result<u8> {
             .map_err(|error| Error::invalid("the report", error.to_string()))?;
         println!("{line}");
     }
-    Ok(u8::from(!all.iter().all(Journeyed::is_right)))
+    Ok(u8::from(!all.iter().all(SoakResult::is_right)))
 }
 
-/// The state of one journey.
-struct Traveller<'a> {
+/// The state of one scenario.
+struct Soak<'a> {
     lab: &'a Lab,
-    journey: Journey,
+    scenario: Scenario,
     program: &'a Path,
-    /// The lab host of the previous leg, if another leg can use it.
+    /// The lab host of the previous run, if another run can use it.
     host: Option<LabHost>,
 }
 
-impl Traveller<'_> {
-    fn travel(mut self, moves: u32, leg_moves: u32) -> Result<Journeyed> {
-        let (file, test) = self.journey.test();
-        let mut made = Journeyed::new(file, test, moves);
-        let legs = moves.div_ceil(leg_moves);
+impl Soak<'_> {
+    fn run(mut self, moves: u32, run_moves: u32) -> Result<SoakResult> {
+        let (file, test) = self.scenario.test();
+        let mut made = SoakResult::new(file, test, moves);
+        let runs = moves.div_ceil(run_moves);
         // On real KVM nothing is lost without a reason.
         while made.moves() < moves {
-            let leg = Leg {
+            let run = Run {
                 first: usize::try_from(made.moves()).unwrap_or_default(),
-                moves: leg_moves.min(moves - made.moves()),
+                moves: run_moves.min(moves - made.moves()),
             };
-            let ended = self.leg(leg, &mut made)?;
+            let ended = self.run_once(run, &mut made)?;
             println!(
                 "lab: {test}: {} of {} moves, {ended:?}",
                 made.moves(),
                 moves
             );
-            made.leg_ended(ended);
-            if made.ended_early() > legs * LOST_FOR_EACH {
-                println!("lab: {test}: too many legs did not come to their end");
+            made.run_ended(ended);
+            if made.ended_early() > runs * LOST_FOR_EACH {
+                println!("lab: {test}: too many runs did not come to their end");
                 break;
             }
         }
@@ -200,20 +201,20 @@ impl Traveller<'_> {
         Ok(made)
     }
 
-    fn leg(&mut self, leg: Leg, made: &mut Journeyed) -> Result<Ended> {
+    fn run_once(&mut self, run: Run, made: &mut SoakResult) -> Result<Ended> {
         let mut host = match self.host.take() {
             Some(host) => host,
-            None => LabHost::boot_beside(self.lab, Rig::of_test(self.journey.test().0), 2)?,
+            None => LabHost::boot_beside(self.lab, Rig::of_test(self.scenario.test().0), 2)?,
         };
         let emulated = host.accelerator() == Accelerator::Tcg;
         let command = vec![
             self.program.to_string_lossy().into_owned(),
             "--exact".into(),
-            self.journey.test().1.into(),
+            self.scenario.test().1.into(),
             "--nocapture".into(),
         ];
         let mut execute = verbs::command(self.lab, command)?;
-        execute.environment.insert(LEG.into(), leg.to_string());
+        execute.environment.insert(RUN.into(), run.to_string());
         let mut said = Vec::new();
         let mut line = |_, line: &str| match Move::read(line) {
             Some(one) => {
@@ -222,7 +223,7 @@ impl Traveller<'_> {
             }
             None => said.push(line.to_owned()),
         };
-        let limit = LIMIT_EACH * leg.moves.max(2);
+        let limit = LIMIT_EACH * run.moves.max(2);
         let outcome = client::run(&mut host, execute, Some(limit), Streams::Lines(&mut line));
         let ended = match outcome {
             Ok(Outcome::Ended(ending)) if ending.exit_code() == 0 => {

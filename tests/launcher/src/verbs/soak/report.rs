@@ -1,18 +1,18 @@
-//! The result of a journey: its migrations, the buffers in flight, and the legs that did not
+//! The result of a scenario: its migrations, the buffers in flight, and the runs that did not
 //! finish.
 
 use super::migration::Ended;
 use crate::figures::{median, rounded};
-use crate::journey::{InFlight, Move};
+use crate::soak_run::{InFlight, Move};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A journey so far.
+/// A scenario so far.
 #[derive(Debug, Serialize)]
-pub(super) struct Journeyed {
+pub(super) struct SoakResult {
     file: &'static str,
     test: &'static str,
-    /// How many moves the journey needs.
+    /// How many moves the scenario needs.
     wanted: u32,
     moves: u32,
     /// The number of moves at each moment.
@@ -25,16 +25,16 @@ pub(super) struct Journeyed {
     downtime_ms_max: f64,
     /// Frames lost in all moves in which only the move could lose them.
     frames_lost: u64,
-    legs: u32,
-    /// Legs in which the emulation lost the guest or the host, with the evidence.
+    runs: u32,
+    /// Runs in which the emulation lost the guest or the host, with the evidence.
     lost: Vec<String>,
-    /// Legs in which a check failed.
+    /// Runs in which a check failed.
     failed: Vec<String>,
     #[serde(skip)]
     downtimes: Vec<f64>,
 }
 
-impl Journeyed {
+impl SoakResult {
     pub(super) fn new(file: &'static str, test: &'static str, wanted: u32) -> Self {
         Self {
             file,
@@ -47,7 +47,7 @@ impl Journeyed {
             downtime_ms: 0.0,
             downtime_ms_max: 0.0,
             frames_lost: 0,
-            legs: 0,
+            runs: 0,
             lost: Vec::new(),
             failed: Vec::new(),
             downtimes: Vec::new(),
@@ -58,7 +58,7 @@ impl Journeyed {
         self.moves
     }
 
-    /// Legs that were lost or failed.
+    /// Runs that were lost or failed.
     pub(super) fn ended_early(&self) -> u32 {
         u32::try_from(self.lost.len() + self.failed.len()).unwrap_or(u32::MAX)
     }
@@ -94,8 +94,8 @@ impl Journeyed {
         self.frames_lost += one.lost.unwrap_or(0);
     }
 
-    pub(super) fn leg_ended(&mut self, ended: Ended) {
-        self.legs += 1;
+    pub(super) fn run_ended(&mut self, ended: Ended) {
+        self.runs += 1;
         match ended {
             Ended::Whole => {}
             Ended::Lost(why) => self.lost.push(why),
@@ -131,8 +131,8 @@ impl Journeyed {
             self.downtime_ms, self.downtime_ms_max, self.frames_lost
         );
         println!(
-            "  {} legs; {} lost by the emulation, {} failed",
-            self.legs,
+            "  {} runs; {} lost by the emulation, {} failed",
+            self.runs,
             self.lost.len(),
             self.failed.len()
         );

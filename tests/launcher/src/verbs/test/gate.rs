@@ -1,7 +1,7 @@
 //! The gate: the lab tests that `cargo lab test` runs, at least one for each mechanism.
 //!
-//! This module owns the format of `tests/gate`: a line for each file of tests (`skeleton_boot`) or
-//! test (`skeleton_boot::reboot`), and comments after `#`. A name that does not exist is an error,
+//! This module owns the format of `tests/gate`: a line for each file of tests (`boot_guest`) or
+//! test (`boot_guest::reboot`), and comments after `#`. A name that does not exist is an error,
 //! so a renamed test does not silently leave the gate.
 
 use crate::error::{Error, Result};

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_runs_beside_others_is_kept() {
+    fn only_output_of_parallel_tests_is_kept() {
         let mut kept = Transcript::new(true);
         kept.line(Printed::Output, "one");
         kept.line(Printed::Error, "two");

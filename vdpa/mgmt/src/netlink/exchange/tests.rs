@@ -153,7 +153,7 @@ fn success_may_come_with_a_warning() {
 }
 
 #[test]
-fn words_are_made_harmless_and_short() {
+fn words_are_sanitized_and_shortened() {
     let words = [vec![0; NLMSG_HDRLEN], extended(b" a\x1b[31m\nb \xff\0rest")].concat();
     let flags = NLM_F_CAPPED | NLM_F_ACK_TLVS;
     let mut exchange = Exchange::new(SEQUENCE, Mode::Do, Protocol::Generic);

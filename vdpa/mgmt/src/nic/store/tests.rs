@@ -67,7 +67,7 @@ fn nic(name: &str) -> MadeNic {
 }
 
 #[test]
-fn what_is_kept_is_read_again_until_nothing_is_left() {
+fn records_are_read_until_none_is_left() {
     let directory = Directory::new("kept");
     let mut store = directory.store().lock().unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
@@ -208,7 +208,7 @@ fn an_owner_is_kept_and_checked() {
 }
 
 #[test]
-fn what_a_killed_writer_has_left_goes_with_the_next_lock() {
+fn leftovers_of_a_killed_writer_are_deleted_with_the_next_lock() {
     let directory = Directory::new("leftover");
     let mut store = directory.store().lock().unwrap();
     store.keep(&nic("nic0")).unwrap();

@@ -1,10 +1,10 @@
-//! A device that accesses memory only as the other side of a packed ring. A world connects it with
-//! a guest's driver through a shadow or directly.
+//! A device that accesses memory only as the other side of a packed ring. A simulation connects it
+//! with a guest's driver through a shadow or directly.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::super::super::{Pass, Relay, ShadowQueue, Strategy};
+use super::super::super::{FullShadow, Pass, Strategy, Svq};
 use super::super::model::{Log, Space};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
@@ -266,11 +266,11 @@ impl Device {
 
 /// Guest, device, and the relay between them.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct RingSim {
     pub(super) space: Space,
     pub(super) guest: Guest,
     pub(super) device: Device,
-    pub(super) shadow: Option<ShadowQueue>,
+    pub(super) shadow: Option<FullShadow>,
     pub(super) log: Log,
     event_idx: bool,
     /// Entries of the private ring.
@@ -282,7 +282,7 @@ pub(super) struct World {
     pub(super) cut: usize,
 }
 
-impl World {
+impl RingSim {
     /// Begins with a direct ring at its start.
     pub(super) fn new(event_idx: bool, shapes: Shapes, entries: u16) -> Self {
         let buffer = Arc::new(SharedBuffer::new(RAM, 0).unwrap());
@@ -338,16 +338,16 @@ impl World {
     pub(super) fn strategy(&self) -> Strategy {
         match self.shadow {
             None => Strategy::Direct,
-            Some(_) => Strategy::Shadowed,
+            Some(_) => Strategy::FullShadow,
         }
     }
 
-    /// The steps of `RelaySet::change` on a device that suspends.
+    /// The steps of `SvqSet::change` on a device that suspends.
     pub(super) fn change(&mut self, target: Strategy) -> Result<(), Error> {
         if self.strategy() == target {
             return Ok(());
         }
-        self.nudge();
+        self.spurious_notify();
         let held = self.device.base().packed_in_flight(self.device.size);
         let base = match &self.shadow {
             None if held > 0 => {
@@ -358,12 +358,12 @@ impl World {
             Some(_) => self.settled()?,
         };
         self.cut += self.device.held.len();
-        self.go_on(target, base, base)
+        self.resume(target, base, base)
     }
 
     /// The steps of a start after a reset: the device forgets everything.
     pub(super) fn restart(&mut self, target: Strategy) -> Result<(), Error> {
-        self.nudge();
+        self.spurious_notify();
         self.cut += self.device.held.len();
         self.device.held.clear();
         let used = match &self.shadow {
@@ -371,14 +371,14 @@ impl World {
             Some(_) => self.settled()?,
         };
         let base = match target {
-            Strategy::Shadowed => VringBase::initial(true),
+            Strategy::FullShadow => VringBase::initial(true),
             _ => used,
         };
-        self.go_on(target, used, base)
+        self.resume(target, used, base)
     }
 
     /// One spurious signal each way.
-    fn nudge(&mut self) {
+    fn spurious_notify(&mut self) {
         self.device.kicked = true;
         self.interrupted = true;
     }
@@ -398,12 +398,17 @@ impl World {
     /// The guest's chains that reached the shadow and are not back.
     fn device_has(&self) -> usize {
         let shown = self.shown.len();
-        let taken = self.shadow.as_ref().map_or(0, ShadowQueue::in_flight);
+        let taken = self.shadow.as_ref().map_or(0, FullShadow::in_flight);
         assert!(taken + shown <= self.guest.under_way.len());
         taken
     }
 
-    fn go_on(&mut self, target: Strategy, stands: VringBase, base: VringBase) -> Result<(), Error> {
+    fn resume(
+        &mut self,
+        target: Strategy,
+        ring_position: VringBase,
+        base: VringBase,
+    ) -> Result<(), Error> {
         if target == Strategy::Direct {
             self.shadow = None;
             let ring = (self.guest.ring.addresses(), SIZE);
@@ -412,7 +417,7 @@ impl World {
         }
         let private = Arc::clone(&self.space.private);
         let (ring, entries, events) = (self.ring(), self.entries, self.event_idx);
-        let mut shadow = ShadowQueue::new(ring, stands, private, entries, 0, events, base)?;
+        let mut shadow = FullShadow::new(ring, ring_position, private, entries, 0, events, base)?;
         shadow.fill()?;
         self.device
             .switch((shadow.addresses(), shadow.size()), base);

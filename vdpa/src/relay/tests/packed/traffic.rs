@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::model::{SIZE, Shapes, World};
+use super::model::{RingSim, SIZE, Shapes};
 use crate::ErrorKind;
 use crate::relay::Strategy as How;
 
@@ -19,7 +19,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let how = || prop_oneof![Just(How::Direct), Just(How::Shadowed)];
+    let how = || prop_oneof![Just(How::Direct), Just(How::FullShadow)];
     prop_oneof![
         5 => Just(Step::Add),
         4 => (1..=usize::from(SIZE)).prop_map(Step::Fetch),
@@ -32,33 +32,33 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn run(world: &mut World, steps: &[Step], reorders: bool, single: bool) {
+fn run(sim: &mut RingSim, steps: &[Step], reorders: bool, single: bool) {
     for &step in steps {
         match step {
-            Step::Add => world.add(),
-            Step::Fetch(most) => world.fetch(most),
-            Step::Complete(which) => world.complete(if reorders { which } else { 0 }),
+            Step::Add => sim.add(),
+            Step::Fetch(most) => sim.fetch(most),
+            Step::Complete(which) => sim.complete(if reorders { which } else { 0 }),
             Step::Pass => {
-                world.pass();
+                sim.pass();
             }
-            Step::Take => world.take(),
-            Step::Interrupts(enabled) => world.napi(enabled),
-            Step::Change(target) => match world.change(target) {
+            Step::Take => sim.take(),
+            Step::Interrupts(enabled) => sim.napi(enabled),
+            Step::Change(target) => match sim.change(target) {
                 Ok(()) => {}
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::InFlightUnknown, "{error}");
-                    assert!(!world.device.held.is_empty());
+                    assert!(!sim.device.held.is_empty());
                 }
             },
             Step::Restart(target) => {
                 // A direct ring shows its position only then.
-                if world.strategy() == How::Shadowed || single && !reorders {
-                    world.restart(target).unwrap();
+                if sim.strategy() == How::FullShadow || single && !reorders {
+                    sim.restart(target).unwrap();
                 }
             }
         }
     }
-    world.settle();
+    sim.settle();
 }
 
 proptest! {
@@ -75,8 +75,8 @@ proptest! {
         entries in prop_oneof![Just(SIZE), Just(2 * SIZE)],
     ) {
         let shapes = if single { Shapes::Single } else { Shapes::Mixed };
-        let mut world = World::new(event_idx, shapes, entries);
-        run(&mut world, &steps, reorders, single);
+        let mut sim = RingSim::new(event_idx, shapes, entries);
+        run(&mut sim, &steps, reorders, single);
     }
 }
 
@@ -84,19 +84,19 @@ proptest! {
 fn a_long_run_over_many_laps() {
     for event_idx in [false, true] {
         for shapes in [Shapes::Single, Shapes::Mixed] {
-            let mut world = World::new(event_idx, shapes, SIZE);
-            world.change(How::Shadowed).unwrap();
+            let mut sim = RingSim::new(event_idx, shapes, SIZE);
+            sim.change(How::FullShadow).unwrap();
             for round in 0..2000usize {
-                world.add();
-                world.add();
-                world.pass();
-                world.fetch(4);
-                world.complete(round);
-                world.complete(round / 3);
-                world.pass();
-                world.take();
+                sim.add();
+                sim.add();
+                sim.pass();
+                sim.fetch(4);
+                sim.complete(round);
+                sim.complete(round / 3);
+                sim.pass();
+                sim.take();
             }
-            world.settle();
+            sim.settle();
         }
     }
 }
@@ -104,48 +104,48 @@ fn a_long_run_over_many_laps() {
 /// Chains of several descriptors that were completed out of order move to the guest's ring and
 /// back, each once.
 #[test]
-fn what_is_in_flight_is_written_again() {
+fn chains_in_flight_are_written_again() {
     for size in [SIZE, 2 * SIZE] {
-        let mut world = World::new(true, Shapes::Mixed, size);
-        world.change(How::Shadowed).unwrap();
+        let mut sim = RingSim::new(true, Shapes::Mixed, size);
+        sim.change(How::FullShadow).unwrap();
         for round in 0..200 {
             for _ in 0..6 {
-                world.add();
+                sim.add();
             }
-            world.pass();
-            world.fetch(8);
-            world.complete(1);
-            assert!(!world.device.held.is_empty());
-            world.change(How::Direct).unwrap();
+            sim.pass();
+            sim.fetch(8);
+            sim.complete(1);
+            assert!(!sim.device.held.is_empty());
+            sim.change(How::Direct).unwrap();
             // Forgotten: the chains are in the guest's ring again.
-            assert!(world.device.held.is_empty());
+            assert!(sim.device.held.is_empty());
             if round % 3 == 0 {
-                world.fetch(8);
-                while !world.device.held.is_empty() {
-                    world.complete(round);
+                sim.fetch(8);
+                while !sim.device.held.is_empty() {
+                    sim.complete(round);
                 }
             }
-            world.take();
-            world.change(How::Shadowed).unwrap();
+            sim.take();
+            sim.change(How::FullShadow).unwrap();
         }
-        assert!(world.cut > 200);
-        world.settle();
+        assert!(sim.cut > 200);
+        sim.settle();
     }
 }
 
 /// A suspended device that holds chains is not taken over.
 #[test]
 fn a_device_that_holds_chains_is_refused() {
-    let mut world = World::new(false, Shapes::Mixed, SIZE);
+    let mut sim = RingSim::new(false, Shapes::Mixed, SIZE);
     for _ in 0..3 {
-        world.add();
+        sim.add();
     }
-    world.fetch(8);
-    let error = world.change(How::Shadowed).unwrap_err();
+    sim.fetch(8);
+    let error = sim.change(How::FullShadow).unwrap_err();
     assert_eq!(error.to_string(), "6 descriptors are in flight");
-    while !world.device.held.is_empty() {
-        world.complete(1);
+    while !sim.device.held.is_empty() {
+        sim.complete(1);
     }
-    world.change(How::Shadowed).unwrap();
-    world.settle();
+    sim.change(How::FullShadow).unwrap();
+    sim.settle();
 }

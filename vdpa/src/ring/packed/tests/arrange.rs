@@ -7,7 +7,7 @@ proptest! {
     /// finds each remaining chain once. It finds them in the order of creation, and the driver gets
     /// all of them back.
     #[test]
-    fn another_device_finds_what_is_in_flight(
+    fn another_device_finds_the_chains_in_flight(
         size in 1u16..20,
         rounds in prop::collection::vec(
             (prop::collection::vec(1usize..4, 0..8), prop::collection::vec(any::<usize>(), 0..8)),

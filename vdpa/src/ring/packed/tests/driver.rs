@@ -74,7 +74,7 @@ fn invalid_chains_are_refused() {
 }
 
 #[test]
-fn in_order_one_descriptor_stands_for_all_before_it() {
+fn in_order_one_descriptor_completes_all_before_it() {
     let (mut queue, buffer, _) = queue(features(false, true));
     let ids = [
         queue.add(&[writes(0, 100)]).unwrap(),

@@ -126,7 +126,7 @@ fn continues_where_it_stood_but_not_with_chains_in_flight() {
 }
 
 #[test]
-fn what_is_given_back_must_be_out_and_in_order_if_so_negotiated() {
+fn returned_chains_must_be_in_flight_and_in_negotiated_order() {
     for in_order in [false, true] {
         let ram = ram();
         let mut queue = queue(&ram, features(false, in_order));
@@ -380,7 +380,7 @@ proptest! {
 const CHAIN_LIMIT: usize = 256;
 
 #[test]
-fn what_was_used_since_a_position_shows_in_its_entry() {
+fn use_since_a_position_shows_in_its_entry() {
     let ram = ram();
     let ring = GuestRing::new(Arc::clone(&ram), SIZE, RING, true).unwrap();
     let base = VringBase::initial(true);

@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_host_lacks_is_named(more in more(), index in any::<prop::sample::Index>()) {
+    fn features_that_a_host_lacks_are_named(more in more(), index in any::<prop::sample::Index>()) {
         let all = missing(&[], CpuBaseline::V4);
         let gone = all[index.index(all.len())];
         // Only the features of the level, so that no other bit is missing.
@@ -268,7 +268,7 @@ fn xsave_has_the_size_of_its_parts() {
 }
 
 #[test]
-fn what_differs_by_host_and_microcode_is_not_shown() {
+fn bits_that_differ_by_host_and_microcode_are_hidden() {
     let shown = show(&everything(), CpuBaseline::V4, BITS).unwrap();
     // SPEC_CTRL and ARCH_CAPABILITIES; invariant TSC; performance counters; steal time; AMX, PT,
     // SGX.
@@ -301,7 +301,7 @@ fn what_differs_by_host_and_microcode_is_not_shown() {
 }
 
 #[test]
-fn hosts_that_are_too_old_are_told_what_they_lack() {
+fn the_error_for_old_hosts_names_the_missing_features() {
     let error = show(&everything()[..7], CpuBaseline::V3, BITS)
         .unwrap_err()
         .to_string();

@@ -101,7 +101,7 @@ fn a_receive_queue_that_never_had_buffers_is_well() {
 }
 
 #[test]
-fn a_driver_that_gives_no_receive_buffers_is_stalled() {
+fn a_driver_that_posts_no_receive_buffers_is_stalled() {
     let mut rig = Rig::new(QueueRole::Receive);
     assert_eq!(rig.sample(100, 0), None);
     // All buffers are used between two samples.
@@ -193,7 +193,7 @@ fn a_queue_that_stops_has_no_alarm() {
         for _ in 0..7 {
             rig.sample(5, 0);
         }
-        rig.watch.count_rescue();
+        rig.watch.count_stall_kick();
         assert_eq!(rig.watch.alarm(), Some(AlarmKind::Stuck));
         let ended = rig.watch.stop(rig.now, state);
         assert!(matches!(ended, Some(Event::Ended { .. })), "{ended:?}");
@@ -201,7 +201,7 @@ fn a_queue_that_stops_has_no_alarm() {
         let status = rig.watch.status();
         assert_eq!((status.state, status.in_flight), (state, None));
         // These counters last for the device's life.
-        assert_eq!(status.rescues, 1);
+        assert_eq!(status.stall_kicks, 1);
     }
 }
 

@@ -15,9 +15,9 @@ fn a_machine_that_cannot_be_replaced_stays_with_its_nics() {
             let fake = Fake::default();
             let vm: VmName = "web".parse().unwrap();
             let daemon = Daemon::new(&fake, &vm);
-            let life = daemon.life();
-            let made = life.create(Record::new(spec(2, true, Restart::Always)));
-            let (mut record, before) = (made.unwrap(), fake.world().clone());
+            let lifecycle = daemon.lifecycle();
+            let made = lifecycle.create(Record::new(spec(2, true, Restart::Always)));
+            let (mut record, before) = (made.unwrap(), fake.sim_host().clone());
             let former = record.clone();
             let mut faults = vec![Fault::None; at];
             faults.push(fault);
@@ -29,7 +29,7 @@ fn a_machine_that_cannot_be_replaced_stays_with_its_nics() {
             } else {
                 Record::new(wanted.clone())
             };
-            let replaced = life.replace(&mut record, next);
+            let replaced = lifecycle.replace(&mut record, next);
             if replaced.is_ok() && !fake.faults.lock().is_empty() {
                 break;
             }
@@ -43,12 +43,12 @@ fn a_machine_that_cannot_be_replaced_stays_with_its_nics() {
             assert_eq!((&record.spec, record.phase), (&former.spec, former.phase));
             let stored = fake.stored(&vm).unwrap();
             assert_eq!((&stored.spec, stored.phase), (&former.spec, former.phase));
-            let world = fake.world().clone();
-            assert!(world.directories, "{fault:?} {at}");
-            let missing = before.devices.difference(&world.devices).next();
+            let sim_host = fake.sim_host().clone();
+            assert!(sim_host.directories, "{fault:?} {at}");
+            let missing = before.devices.difference(&sim_host.devices).next();
             assert_eq!(missing, None, "{fault:?} {at}");
-            life.start(&mut record).unwrap();
-            life.delete(&mut record).unwrap();
+            lifecycle.start(&mut record).unwrap();
+            lifecycle.delete(&mut record).unwrap();
             assert_eq!(fake.stored(&vm), None);
             holds(&fake, &vm).unwrap();
         }
@@ -70,42 +70,42 @@ fn a_daemon_killed_while_it_replaces_a_machine_leaves_one_of_the_two() {
             let mut daemon = Daemon::new(&fake, &vm);
             let former = spec(2, true, Restart::Always);
             let next = spec(1, false, Restart::Never);
-            let made = daemon.life().create(Record::new(former.clone()));
+            let made = daemon.lifecycle().create(Record::new(former.clone()));
             let mut record = made.unwrap();
             let mut faults = vec![Fault::None; at];
             faults.push(fault);
             fake.plan(faults);
-            let life = daemon.life();
+            let lifecycle = daemon.lifecycle();
             let _ = catch_unwind(AssertUnwindSafe(|| {
                 let next = if restores {
                     Record::restored(next.clone(), "/snapshot".into(), next.machine())
                 } else {
                     Record::new(next.clone())
                 };
-                life.replace(&mut record, next).unwrap();
+                lifecycle.replace(&mut record, next).unwrap();
             }));
             fake.plan(Vec::new());
-            let settled = daemon.settles();
+            let reconciled = daemon.reconciles();
             holds(&fake, &vm).unwrap();
             let record = daemon.record.as_ref().unwrap();
-            let devices = fake.world().devices.len();
+            let devices = fake.sim_host().devices.len();
             if record.spec == former {
                 // The second NIC has two devices.
                 assert_eq!(
-                    (settled, devices),
-                    (Settled::Stopped, 3),
+                    (reconciled, devices),
+                    (Reconciled::Stopped, 3),
                     "{fault:?} {restores} {at}"
                 );
             } else {
                 assert_eq!(
-                    (settled, devices),
-                    (Settled::Running, 1),
+                    (reconciled, devices),
+                    (Reconciled::Running, 1),
                     "{fault:?} {restores} {at}"
                 );
                 assert_eq!(record.spec, next);
             }
             let mut record = record.clone();
-            daemon.life().delete(&mut record).unwrap();
+            daemon.lifecycle().delete(&mut record).unwrap();
             assert_eq!(fake.stored(&vm), None, "the former one is back");
         }
     }
@@ -113,12 +113,12 @@ fn a_daemon_killed_while_it_replaces_a_machine_leaves_one_of_the_two() {
 
 #[test]
 fn a_vm_off_until_reboot_starts_after_it_though_its_replacement_failed() {
-    let create = Deed::Create {
+    let create = Action::Create {
         nics: 0,
         stopped: false,
         restart: Restart::Never,
     };
-    let replace = Deed::Replace {
+    let replace = Action::Replace {
         nics: 0,
         stopped: false,
     };
@@ -127,9 +127,9 @@ fn a_vm_off_until_reboot_starts_after_it_though_its_replacement_failed() {
         faults.extend([Fault::Fails; 2]);
         lives(vec![
             (create, Vec::new()),
-            (Deed::StopUntilReboot, Vec::new()),
+            (Action::StopUntilReboot, Vec::new()),
             (replace, faults),
-            (Deed::Reboot, Vec::new()),
+            (Action::Reboot, Vec::new()),
         ])
         .unwrap();
     }
@@ -140,12 +140,13 @@ fn a_machine_that_is_replaced_is_remembered_no_longer() {
     let fake = Fake::default();
     let vm: VmName = "web".parse().unwrap();
     let daemon = Daemon::new(&fake, &vm);
-    let life = daemon.life();
-    let made = life.create(Record::new(spec(2, true, Restart::Always)));
+    let lifecycle = daemon.lifecycle();
+    let made = lifecycle.create(Record::new(spec(2, true, Restart::Always)));
     let mut record = made.unwrap();
-    life.replace(&mut record, Record::new(spec(1, true, Restart::Never)))
+    lifecycle
+        .replace(&mut record, Record::new(spec(1, true, Restart::Never)))
         .unwrap();
-    assert_eq!(fake.world().devices.len(), 1);
+    assert_eq!(fake.sim_host().devices.len(), 1);
     assert_eq!(record.specs().count(), 1);
     assert_eq!(fake.stored(&vm), Some(record));
 }

@@ -1,0 +1,70 @@
+//! The manual's examples: each has a place where it runs; those of the simulator run here.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper that fails is a test that fails"
+)]
+
+mod examples;
+
+use clap::Parser as _;
+use examples::{Desk, Example, Place, examples, places, unlisted_documents, unused_places};
+use lab::sim::require_lab;
+use launcher::verbs::Arguments;
+
+#[test]
+fn every_example_has_a_place() {
+    let examples = examples();
+    assert!(examples.len() > 10, "{examples:#?}");
+    let homeless: Vec<&Example> = examples
+        .iter()
+        .filter(|one| places(&one.command).is_empty())
+        .collect();
+    assert!(
+        homeless.is_empty(),
+        "examples without a place; see tests/tests/examples/mod.rs: {homeless:#?}"
+    );
+    assert!(unused_places().is_empty(), "{:?}", unused_places());
+    let unlisted = unlisted_documents();
+    assert!(
+        unlisted.is_empty(),
+        "documents missing from DOCUMENTS in tests/tests/examples/mod.rs: {unlisted:?}"
+    );
+}
+
+#[test]
+fn commands_in_the_manual_match_the_command_line() {
+    let mut tried = 0;
+    for Example { document, command } in examples() {
+        let words = command.split('#').next().unwrap_or_default();
+        let Some(arguments) = words.trim().strip_prefix("cargo lab ") else {
+            continue;
+        };
+        let arguments = ["lab"].into_iter().chain(arguments.split_whitespace());
+        if let Err(error) = Arguments::try_parse_from(arguments) {
+            panic!("{document}: {command}: {error}");
+        }
+        tried += 1;
+    }
+    assert!(tried >= 2, "{tried}");
+}
+
+#[test]
+fn a_machine_is_run_and_commanded() {
+    require_lab().unwrap();
+    let desk = Desk::new("examples");
+    let said = desk.run(
+        Place::Sim,
+        &[],
+        "vm -X PATCH http://vm/v1/vm -d '{\"state\": \"Stopped\"}'\n\
+         kill $daemon\nwait\nbellhop dev del nic0\nbellhop dev del spare0",
+    );
+    for part in [
+        "vdpasim_net",
+        "reboot: Power down",
+        "\"driver_ok\"",
+        "bellhop_vm_state{state=\"Running\"} 1",
+    ] {
+        assert!(said.contains(part), "no {part:?}");
+    }
+}

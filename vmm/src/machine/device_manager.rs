@@ -1,0 +1,472 @@
+//! The virtio devices of a machine, with their names and slots.
+//!
+//! Owns the list, the numbers by which the event loop identifies devices, and the ordered steps to
+//! attach and detach one. It must not know who requests that, nor when.
+//!
+//! ```text
+//!   attach: vectors, doorbells --> on the bus --> in the event loop --> listed
+//!   swap:   in the event loop --> behind the same function --> old device out of the loop
+//!   detach: off the bus --> out of the event loop --> stopped --> closed --> unlisted
+//! ```
+
+mod exchange;
+mod saved;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bellhop_api::machine::{AlarmInfo, InFlight};
+use devices::hypervisor::Doorbells;
+use devices::pci::{PciBus, PciFunction, Slot};
+use devices::virtio::backend::Event;
+use devices::virtio::pci::{GuestView, VirtioPciDevice};
+use vdpa::memory::GuestMemory;
+
+pub(super) use self::exchange::Exchanged;
+use super::devices::Device;
+use super::error::RequestError;
+use super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, PlugPhase, Pluggable};
+use super::ring_watch::{DeviceWatch, in_flight};
+use super::status_publisher::DeviceStatus;
+use crate::config::{RingWatch, VdpaConfig};
+use crate::event_loop::{EventLoop, Token};
+use crate::host::numa_warning;
+use crate::kvm::doorbells::KvmDoorbells;
+use crate::kvm::msi::KvmMsiVectors;
+use crate::{Error, ErrorKind};
+
+/// How long a vCPU may take to leave a device that is already off the bus. It has one register
+/// access to finish.
+const LEAVE: Duration = Duration::from_secs(1);
+
+/// A device that the guest sees.
+struct Entry {
+    id: String,
+    slot: Slot,
+    device: Arc<VirtioPciDevice>,
+    removable: Option<Removable>,
+    /// `None` where the watch is off.
+    watch: Option<DeviceWatch>,
+}
+
+/// The additional state of a device that can be unplugged.
+struct Removable {
+    config: DeviceConfig,
+    numa_node: Option<u16>,
+    numa_warning: Option<String>,
+    serial: u64,
+    state: PlugPhase,
+    failover: Option<Failover>,
+}
+
+impl Removable {
+    /// The backup device of a NIC, for the case that its device fails.
+    fn backup(&self) -> Option<(&VdpaConfig, &Path)> {
+        match &self.config {
+            DeviceConfig::Nic(nic) => Some((nic, nic.backup.as_deref()?)),
+            DeviceConfig::Disk(_) => None,
+        }
+    }
+
+    /// Its failover, if one is in progress.
+    fn under_way(&self) -> Option<&Failover> {
+        let failover = self.failover.as_ref();
+        failover.filter(|failover| failover.state == FailoverState::UnderWay)
+    }
+}
+
+/// The list of devices; see the module.
+pub(super) struct DeviceManager {
+    /// By the number in [`Token::Device`].
+    entries: BTreeMap<u16, Entry>,
+    /// Where the search for a free number begins. A number is reused as late as possible, because
+    /// events of a removed device may still be pending.
+    next_number: u16,
+    next_serial: u64,
+    pci: Arc<PciBus>,
+    msi: KvmMsiVectors,
+    doorbells: Arc<KvmDoorbells>,
+    /// The NUMA node that guest memory is bound to.
+    memory_node: Option<u16>,
+    ring_watch: RingWatch,
+}
+
+impl DeviceManager {
+    /// Creates an empty list for devices on `pci`, of a machine whose memory is bound to
+    /// `memory_node`. `ring_watch` configures the watch of their rings.
+    pub(super) fn new(
+        pci: Arc<PciBus>,
+        msi: KvmMsiVectors,
+        doorbells: Arc<KvmDoorbells>,
+        memory_node: Option<u16>,
+        ring_watch: RingWatch,
+    ) -> Self {
+        Self {
+            ring_watch,
+            entries: BTreeMap::new(),
+            next_number: 0,
+            next_serial: 0,
+            pci,
+            msi,
+            doorbells,
+            memory_node,
+        }
+    }
+
+    /// Returns the device whose events have this number.
+    pub(super) fn device(&self, number: u16) -> Option<&VirtioPciDevice> {
+        self.entries.get(&number).map(|entry| &*entry.device)
+    }
+
+    /// Returns the device with this name.
+    pub(super) fn named(&self, id: &str) -> Option<&VirtioPciDevice> {
+        self.entry(id).map(|entry| &*entry.device)
+    }
+
+    fn entry(&self, id: &str) -> Option<&Entry> {
+        self.entries.values().find(|entry| entry.id == id)
+    }
+
+    /// # Errors
+    /// There is no device of this name.
+    fn entry_mut(&mut self, id: &str) -> Result<&mut Entry, RequestError> {
+        let entry = self.entries.values_mut().find(|entry| entry.id == id);
+        entry.ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))
+    }
+
+    /// Puts a device into this slot, or the first free one, and polls its descriptors.
+    ///
+    /// # Errors
+    /// On failure nothing has changed, and the device is closed.
+    pub(super) fn attach(
+        &mut self,
+        device: Device,
+        slot: Option<Slot>,
+        events: &EventLoop,
+    ) -> Result<Slot, Error> {
+        let Device {
+            id,
+            backend,
+            config,
+            stall_kick,
+            numa_node,
+        } = device;
+        if self.named(&id).is_some() {
+            return Err(Error::new(
+                ErrorKind::NoRoom,
+                format!("two devices have the id {id}; give one of them another id"),
+            ));
+        }
+        let number = self.free_number()?;
+        let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
+        let device = match VirtioPciDevice::new(backend, &self.msi, doorbells) {
+            Ok(device) => Arc::new(device),
+            Err(source) => {
+                let message = format!("cannot show device {id} to the guest");
+                return Err(Error::unusable(message).because(source));
+            }
+        };
+        let slot = match self.pci.add(slot, device.clone()) {
+            Ok(slot) => slot,
+            Err(source) => {
+                let message = format!("cannot plug in device {id}");
+                return Err(Error::new(ErrorKind::NoRoom, message).because(source));
+            }
+        };
+        if let Err(error) = poll(events, number, &device.events()) {
+            self.pci.remove(slot);
+            return Err(Error::failed("epoll_ctl")(error));
+        }
+        tracing::debug!(%id, %slot, "device attached");
+        let numa_warning = numa_warning(numa_node, self.memory_node);
+        if let Some(warning) = &numa_warning {
+            tracing::warn!(%id, "{warning}");
+        }
+        let removable = config.map(|config| {
+            self.next_serial = self.next_serial.wrapping_add(1);
+            Removable {
+                config,
+                numa_node,
+                numa_warning,
+                serial: self.next_serial,
+                state: PlugPhase::Plugged,
+                failover: None,
+            }
+        });
+        device.set_has_backup(removable.as_ref().and_then(Removable::backup).is_some());
+        self.next_number = number.wrapping_add(1);
+        let watch = self
+            .ring_watch
+            .threshold()
+            .map(|threshold| DeviceWatch::new(device.queue_count(), threshold, stall_kick));
+        let entry = Entry {
+            id,
+            slot,
+            device,
+            removable,
+            watch,
+        };
+        self.entries.insert(number, entry);
+        Ok(slot)
+    }
+
+    fn free_number(&self) -> Result<u16, Error> {
+        (0..=u16::MAX)
+            .map(|step| self.next_number.wrapping_add(step))
+            .find(|number| !self.entries.contains_key(number))
+            .ok_or_else(|| {
+                let message = format!(
+                    "cannot add a device to {} devices: no number is free",
+                    self.entries.len()
+                );
+                Error::new(ErrorKind::NoRoom, message)
+            })
+    }
+
+    /// Records that the guest is asked to eject a device, and returns its status.
+    ///
+    /// # Errors
+    /// There is no device of this name, or it is of another kind.
+    pub(super) fn request_unplug(
+        &mut self,
+        id: &str,
+        kind: DeviceKind,
+    ) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        let entry = self.entry_mut(id)?;
+        match &mut entry.removable {
+            Some(removable) if removable.config.kind() == kind => {
+                removable.state = PlugPhase::UnplugRequested;
+            }
+            _ => {
+                return Err(RequestError::OtherKind {
+                    id: id.to_owned(),
+                    wanted: kind,
+                });
+            }
+        }
+        entry
+            .status()
+            .ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))
+    }
+
+    /// Detaches the devices that have a pending unplug and for which `ready` is true, whether or
+    /// not they are still on the bus. Returns how many went.
+    pub(super) fn detach(&mut self, events: &EventLoop, ready: impl Fn(Slot) -> bool) -> usize {
+        let gone: Vec<u16> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.is_unplugging() && ready(entry.slot))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in &gone {
+            if let Some(entry) = self.entries.remove(number) {
+                self.close(entry, events);
+            }
+        }
+        gone.len()
+    }
+
+    fn close(&self, entry: Entry, events: &EventLoop) {
+        let Entry {
+            id, slot, device, ..
+        } = entry;
+        // An ejected function left the bus when the guest ejected it, and another one may have its
+        // slot by now.
+        let ours: Arc<dyn PciFunction> = device.clone();
+        self.pci.remove_function(slot, &ours);
+        drop(ours);
+        unpoll(events, &id, &device.events());
+        // From here on it touches no guest memory, even if the guest's driver never released it.
+        device.reset();
+        let start = Instant::now();
+        while Arc::strong_count(&device) > 1 && start.elapsed() < LEAVE {
+            thread::sleep(Duration::from_micros(50));
+        }
+        if Arc::strong_count(&device) > 1 {
+            tracing::warn!(%id, "a vCPU still uses an unplugged device: closing it later");
+        }
+        drop(device);
+        tracing::info!(%id, %slot, "device unplugged");
+    }
+
+    /// Returns the status of each device of the kind that `C` configures. They are in the order of
+    /// attachment as long as numbers do not wrap.
+    pub(super) fn pluggable<C>(&self) -> Vec<Pluggable<C>>
+    where
+        C: TryFrom<DeviceConfig, Error = DeviceKind>,
+    {
+        let removable = self.entries.values().filter_map(Entry::status);
+        removable.filter_map(|device| device.of().ok()).collect()
+    }
+
+    /// Returns the status of the device with this name, if it can be unplugged.
+    pub(super) fn pluggable_named(&self, id: &str) -> Option<Pluggable<DeviceConfig>> {
+        self.entry(id)?.status()
+    }
+
+    /// With `on`, makes all devices, or none, mark the pages that they write in guest memory, from
+    /// the return of this call. Without `on`, ends that.
+    ///
+    /// # Errors
+    /// Names the device that cannot, and the reason. When logging ends: the first device that could
+    /// not be restored.
+    pub(super) fn log_writes(&self, on: bool) -> Result<(), RequestError> {
+        let mut result = Ok(());
+        for entry in self.entries.values() {
+            let logged = entry.device.log_writes(on);
+            let logged = logged.map_err(|source| RequestError::DirtyLog {
+                id: entry.id.clone(),
+                source,
+            });
+            if on && logged.is_err() {
+                // A failure here is in the log, and the first error gives the reason.
+                let _ = self.log_writes(false);
+                return logged;
+            }
+            result = result.and(logged);
+        }
+        result
+    }
+
+    /// Returns what devices may write without a mark meanwhile: guest-physical addresses and
+    /// lengths in bytes.
+    pub(super) fn untracked_writes(&self) -> Vec<(u64, u64)> {
+        let devices = self.entries.values();
+        devices
+            .flat_map(|entry| entry.device.untracked_writes())
+            .collect()
+    }
+
+    /// Returns the buffers that NICs have received and not used; of saved NICs, as they were when
+    /// saved.
+    pub(super) fn in_flight(&self, memory: &GuestMemory) -> InFlight {
+        let mut count = InFlight::default();
+        for entry in self.entries.values() {
+            in_flight::add(&mut count, &entry.device, memory);
+        }
+        count
+    }
+
+    /// Returns the status of all devices, in the order of attachment as long as numbers do not
+    /// wrap.
+    pub(super) fn devices(&self) -> Vec<DeviceStatus> {
+        let status = |entry: &Entry| DeviceStatus {
+            id: entry.id.clone(),
+            address: entry.slot,
+            description: entry.device.describe(),
+            watch: entry.watch.iter().flat_map(DeviceWatch::status).collect(),
+        };
+        self.entries.values().map(status).collect()
+    }
+
+    /// Returns a device that the guest was asked to eject, if there is one.
+    pub(super) fn unplugging(&self) -> Option<&str> {
+        let mut entries = self.entries.values();
+        let leaves = entries.find(|entry| entry.is_unplugging());
+        leaves.map(|entry| entry.id.as_str())
+    }
+
+    /// Stops all devices and clears the state that drivers have set.
+    pub(super) fn reset_all(&self) {
+        for entry in self.entries.values() {
+            entry.device.reset();
+        }
+    }
+
+    /// Returns, by device name, the properties on which the guest relies.
+    pub(super) fn guest_view(&self) -> Vec<(String, Slot, GuestView)> {
+        let entries = self.entries.values();
+        let guest_view = |entry: &Entry| (entry.id.clone(), entry.slot, entry.device.guest_view());
+        entries.map(guest_view).collect()
+    }
+
+    /// Samples the rings of all watched devices. Returns `true` if an alarm began or ended.
+    pub(super) fn sample_rings(&mut self, memory: &GuestMemory) -> bool {
+        let now = Instant::now();
+        let mut changed = false;
+        for entry in self.entries.values_mut() {
+            if let Some(watch) = &mut entry.watch {
+                changed |= watch.sample(&entry.id, &entry.device, memory, now);
+            }
+        }
+        changed
+    }
+
+    /// Excludes the time until now from the ring watch: the vCPUs were parked.
+    pub(super) fn resume_watch(&mut self) {
+        let now = Instant::now();
+        for watch in self
+            .entries
+            .values_mut()
+            .filter_map(|entry| entry.watch.as_mut())
+        {
+            watch.resume(now);
+        }
+    }
+
+    /// Returns the alarms of all queues of all devices.
+    pub(super) fn alarms(&self) -> Vec<AlarmInfo> {
+        let of_entry = |entry: &Entry| {
+            let alarms = entry.watch.iter().flat_map(DeviceWatch::alarms);
+            let alarm = |(queue, alarm)| AlarmInfo {
+                device: entry.id.clone(),
+                queue,
+                alarm,
+            };
+            alarms.map(alarm).collect::<Vec<_>>()
+        };
+        self.entries.values().flat_map(of_entry).collect()
+    }
+}
+
+/// Makes the event loop poll all descriptors of the device with this number, or none.
+fn poll(events: &EventLoop, number: u16, wanted: &[Event]) -> io::Result<()> {
+    for (count, event) in wanted.iter().enumerate() {
+        let token = Token::Device {
+            device: number,
+            token: event.token,
+        };
+        if let Err(error) = events.add(event.fd, token) {
+            for added in wanted.iter().take(count) {
+                // It was added a moment ago, so this cannot fail.
+                let _ = events.remove(added.fd);
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Removes descriptors from the event loop before they are closed.
+fn unpoll(events: &EventLoop, id: &str, polled: &[Event]) {
+    for event in polled {
+        if let Err(error) = events.remove(event.fd) {
+            tracing::warn!(%id, %error, "an unplugged device's event was not polled");
+        }
+    }
+}
+
+impl Entry {
+    /// Whether the guest was asked to eject it.
+    fn is_unplugging(&self) -> bool {
+        let removable = self.removable.as_ref();
+        removable.is_some_and(|removable| removable.state == PlugPhase::UnplugRequested)
+    }
+
+    fn status(&self) -> Option<Pluggable<DeviceConfig>> {
+        self.removable.as_ref().map(|removable| Pluggable {
+            id: self.id.clone(),
+            config: removable.config.clone(),
+            address: self.slot,
+            state: removable.state,
+            numa_node: removable.numa_node,
+            numa_warning: removable.numa_warning.clone(),
+            serial: removable.serial,
+            failover: removable.failover.clone().map(Box::new),
+        })
+    }
+}

@@ -1,0 +1,51 @@
+//! A machine that is quiesced: the reason, and its state before.
+//!
+//! Owns the types. It must not know how a machine comes to be quiesced, nor how it resumes.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use super::saved::SavedDevice;
+
+/// The reason for which a machine is quiesced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QuiescedFor {
+    /// A snapshot is written, or another program takes the machine over.
+    Snapshot,
+    /// It is being sent or has arrived, and the guest's location is not decided yet.
+    Migration,
+}
+
+/// A machine between its save and its resume.
+pub(super) struct Quiesced {
+    pub(super) devices: Vec<SavedDevice>,
+    /// Whether its vCPUs ran before.
+    pub(super) ran: bool,
+    pub(super) quiesced_for: QuiescedFor,
+    /// Set if it comes from another host: its devices have no state yet, or rejected it.
+    pub(super) arrived: Option<Arrived>,
+}
+
+/// The state of the devices of a machine from another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arrived {
+    /// They have not received their states.
+    AtRest,
+    /// One rejected its state. All are reset again, and some may have worked before.
+    Tried,
+}
+
+/// A machine that is quiesced for another program.
+#[derive(Debug)]
+pub struct HandOver {
+    /// The program that takes over.
+    pub program: PathBuf,
+    /// The sections of the machine's state, positioned at their beginning.
+    pub state: File,
+    /// Guest RAM.
+    pub ram: File,
+    /// KVM's VM as it was in this program. KVM tears it down when the last descriptor closes, which
+    /// takes long. So the other program closes this descriptor after the guest runs again.
+    pub vm: OwnedFd,
+}
