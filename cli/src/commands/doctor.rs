@@ -7,6 +7,7 @@ use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::{self, Format};
 use bellhop_diagnostics::doctor::{self, Host};
+use rustix::termios::tcgetwinsize;
 
 /// Check whether this host can run VMs on vDPA NICs
 ///
@@ -35,7 +36,12 @@ pub(crate) struct Arguments {}
 pub(crate) fn execute(_: &Arguments, format: Format) -> Result<Code, Error> {
     let report = doctor::report(&Host::this());
     if format.is_text() {
-        let text = doctor::text(&report, colour::wanted(&io::stdout()));
+        let output = io::stdout();
+        let columns = match tcgetwinsize(&output) {
+            Ok(size) if size.ws_col > 0 => size.ws_col.into(),
+            _ => doctor::COLUMNS,
+        };
+        let text = doctor::text(&report, colour::wanted(&output), columns);
         listing::print(text.as_bytes())?;
     } else {
         format.print_table(&report, || doctor::table(&report))?;

@@ -27,7 +27,7 @@ use serde::Serialize;
 
 pub use finding::{Finding, State};
 pub use host::Host;
-pub use text::{table, text};
+pub use text::{COLUMNS, table, text};
 
 /// The function of a check.
 type Look = fn(&Host) -> Vec<Finding>;

@@ -32,13 +32,13 @@ fn good() -> Tree {
 #[test]
 fn a_good_host_is_fit() {
     let report = report(&good().host());
-    assert!(report.fit, "{}", text(&report, false));
-    let shown = text(&report, false);
+    assert!(report.fit, "{}", text(&report, false, COLUMNS));
+    let shown = text(&report, false, COLUMNS);
     assert!(shown.contains("No required part is missing ("), "{shown}");
     let next = "\n\nNext:\n  bellhop run --kernel KERNEL --vdpa path=/dev/vhost-vdpa-0\n";
     assert!(shown.ends_with(next), "{shown}");
     assert!(!shown.contains('\x1b'));
-    assert!(text(&report, true).contains("\x1b[32mok"));
+    assert!(text(&report, true, COLUMNS).contains("\x1b[32mok"));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_machine_with_nothing_is_not_fit_and_all_groups_are_named() {
         assert!(!silent, "no remedy: {finding:?}");
         assert!(!finding.found.is_empty());
     }
-    assert!(text(&report, false).contains("Not ready for VMs on vDPA NICs: "));
+    assert!(text(&report, false, COLUMNS).contains("Not ready for VMs on vDPA NICs: "));
 }
 
 /// An empty chroot: a part that cannot be read is not reported as missing.
@@ -66,6 +66,18 @@ fn without_proc_and_sys_all_but_the_device_of_kvm_is_unknown() {
             _ => State::Unknown,
         };
         assert_eq!(line.finding.state, wanted, "{line:?}");
+    }
+}
+
+#[test]
+fn a_report_fits_the_terminal() {
+    for tree in [Tree::new(), good()] {
+        let report = report(&tree.host());
+        for (columns, widest) in [(80, 80), (100, 100), (500, 100)] {
+            let shown = text(&report, false, columns);
+            let is_wide = |line: &&str| line.chars().count() > widest;
+            assert_eq!(shown.lines().find(is_wide), None, "{columns} columns");
+        }
     }
 }
 

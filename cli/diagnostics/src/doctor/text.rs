@@ -6,8 +6,16 @@ use bellhop_common::table::Table;
 
 use super::{Report, State};
 
+/// The widest report, in columns.
+pub const COLUMNS: usize = 100;
+/// The narrowest report, in columns.
+const COLUMNS_MIN: usize = 60;
 /// The columns are group, state and name; the result follows.
-const INDENT: usize = 20;
+const FOUND: usize = 39;
+/// The column of a remedy's mark.
+const MARK: usize = 20;
+/// The column of a remedy.
+const REMEDY: usize = 26;
 
 /// The word for a state, and its colour on a terminal.
 fn word(state: State) -> (&'static str, u8) {
@@ -35,9 +43,21 @@ pub fn table(report: &Report) -> Table {
     Table::new(["NAME", "GROUP", "STATE", "FOUND", "REMEDY"], rows)
 }
 
-/// The report for people, with a summary line. `colours`: the output is a terminal.
+/// Breaks a text between words, so that it fits behind an indentation.
+fn wrapped(text: &str, indent: usize, columns: usize) -> String {
+    let width = columns.clamp(COLUMNS_MIN, COLUMNS).saturating_sub(indent);
+    let options = textwrap::Options::new(width).break_words(false);
+    let options = options.word_splitter(textwrap::WordSplitter::NoHyphenation);
+    let separator = format!("\n{:indent$}", "");
+    textwrap::wrap(text, options).join(&separator)
+}
+
+/// The report for people, with a summary line.
+///
+/// `colours`: the output is a terminal. `columns`: its width; the report is at most [`COLUMNS`]
+/// wide. A word that is longer stays whole, because it can be a path.
 #[must_use]
-pub fn text(report: &Report, colours: bool) -> String {
+pub fn text(report: &Report, colours: bool, columns: usize) -> String {
     let mut text = String::new();
     let mut last = "";
     for line in &report.findings {
@@ -50,14 +70,12 @@ pub fn text(report: &Report, colours: bool) -> String {
         } else {
             format!("{word:<8}")
         };
-        let _ = writeln!(
-            text,
-            "{group:<11}{state} {:<18} {}",
-            finding.name, finding.found
-        );
+        let found = wrapped(&finding.found, FOUND, columns);
+        let _ = writeln!(text, "{group:<11}{state} {:<18} {found}", finding.name);
         for (index, remedy) in finding.remedy.iter().enumerate() {
             let mark = if index == 0 { "fix:" } else { "" };
-            let _ = writeln!(text, "{:INDENT$}{mark:<6}{remedy}", "");
+            let remedy = wrapped(remedy, REMEDY, columns);
+            let _ = writeln!(text, "{:MARK$}{mark:<6}{remedy}", "");
         }
     }
     let counted = |state, one: &str, many: &str| match report.count(state) {
@@ -69,15 +87,15 @@ pub fn text(report: &Report, colours: bool) -> String {
         counted(State::Warning, "warning", "warnings"),
         report.count(State::Unknown)
     );
-    let _ = if report.fit {
-        writeln!(text, "\nNo required part is missing ({rest}).")
+    let summary = if report.fit {
+        format!("No required part is missing ({rest}).")
     } else {
-        writeln!(
-            text,
-            "\nNot ready for VMs on vDPA NICs: {} missing ({rest}).",
+        format!(
+            "Not ready for VMs on vDPA NICs: {} missing ({rest}).",
             counted(State::Missing, "required part is", "required parts are")
         )
     };
+    let _ = writeln!(text, "\n{}", wrapped(&summary, 0, columns));
     if !report.next.is_empty() {
         let first = if report.fit {
             ""

@@ -30,7 +30,8 @@ pub(super) fn add(context: &Context, bundle: &mut Bundle) {
         bundle.put(&["host", &name], host.bytes(path, FILE_MAX));
     }
     let report = doctor::report(host);
-    bundle.add(&["doctor.txt"], doctor::text(&report, false).as_bytes());
+    let text = doctor::text(&report, false, doctor::COLUMNS);
+    bundle.add(&["doctor.txt"], text.as_bytes());
     bundle.put(&["doctor.json"], serde_json::to_vec_pretty(&report));
 }
 
