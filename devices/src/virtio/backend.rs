@@ -291,7 +291,8 @@ pub trait Hardware {
 
     /// Checks that a driver that now relies on `features` (as [`ReplacedDevice::features`]) can
     /// continue with this device. It may have relied on less when this device [adopted
-    /// the guest](Hardware::adopt). A device that replaces none does not object.
+    /// the identity of the replaced one](Hardware::adopt). A device that replaces none does not
+    /// object.
     ///
     /// # Errors
     /// As [`Hardware::adopt`]: the property that the guest would lose.

@@ -1,4 +1,4 @@
-//! A driver in userspace as the guest of a [`SvqSet`], which relays its rings like those of a
+//! A driver in userspace as the guest of an [`SvqSet`], which relays its rings like those of a
 //! virtual machine.
 //!
 //! ```text

@@ -32,8 +32,8 @@
 //!
 //! Private memory of one queue, mapped once, in the guest's address space:
 //! ```text
-//!   split    | descriptors, avail ring | used ring of the shadow | used ring of the used shadow |
-//!            +--- device reads only ---+--- device writes -------+--- device writes ----------+
+//!   split    | descriptors, avail ring | used ring, full shadow | used ring, used shadow |
+//!            +--- device reads only ---+--- device writes ------+--- device writes ------+
 //!   packed   | driver event            | descriptors, device event |
 //!            +--- device reads only ---+--- device writes ---------+
 //! ```

@@ -25,7 +25,7 @@ use super::error::SnapshotError;
 use super::generation::GenerationState;
 use crate::config::{CpuCount, VmConfig};
 use crate::kvm::saved::VmState;
-use crate::snapshot::format::{Saved, Sections};
+use crate::snapshot::format::{Saved, Sections, decode};
 use crate::vcpu::VcpuState;
 
 /// A configuration as JSON: later versions must be able to read it, and postcard cannot represent
@@ -77,8 +77,18 @@ macro_rules! saved {
     )*};
 }
 
+impl Saved for SavedConfig {
+    const NAME: &'static str = "config";
+    const VERSION: u32 = 2;
+    const MAX_LEN: u64 = 1 << 20;
+
+    /// Version 1 names members of NICs `failover` and `rescue`, which [`VmConfig`] reads.
+    fn upgrade(previous: &[u8]) -> Option<Result<Self, postcard::Error>> {
+        Some(decode(previous))
+    }
+}
+
 saved! {
-    SavedConfig: "config", 1, 1 << 20;
     VmState: "vm", 1, 4096;
     Vec<VcpuState>: "vcpu", 1, (CpuCount::MAX as u64) << 20, CpuCount::MAX as u32;
     SavedPlatform: "platform", 1, 1 << 16;
@@ -187,5 +197,27 @@ impl SavedMachine {
             }
         }
         Ok(slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_of_version_1_is_read() {
+        let vdpa = r#"{"path": "/a", "failover": "/b", "rescue": true}"#;
+        let saved = SavedConfig {
+            json: format!(r#"{{"kernel": "/k", "vdpa": [{vdpa}]}}"#),
+            ran: true,
+            upgrades: 2,
+        };
+        let payload = postcard::to_allocvec(&saved).unwrap();
+        let read = SavedConfig::upgrade(&payload).unwrap().unwrap();
+        let config: VmConfig = serde_json::from_str(&read.json).unwrap();
+        let nic = &config.vdpa[0];
+        assert_eq!(nic.backup.as_deref().unwrap().to_str(), Some("/b"));
+        assert!(nic.stall_kick && read.ran);
+        SavedConfig::upgrade(&payload[1..]).unwrap().unwrap_err();
     }
 }

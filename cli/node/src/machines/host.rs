@@ -419,7 +419,7 @@ impl Host for Machines {
         } else {
             (Some(0), vec![self.vdpa(vm, nic, 0)?.1])
         };
-        // A process of an earlier version does not know `backup`.
+        // A process of an earlier version refuses the member, so it is only sent for a change.
         let backup = (there != backup).then_some(backup);
         if fd.is_none() && backup.is_none() {
             return Ok(());

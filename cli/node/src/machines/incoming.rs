@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   process                                        the guest
-//!   lives: waits, works, indeterminate, silent     is not here, as far as is known: the mark stays
+//!   lives: waits, underway, indeterminate, silent  is not here, as far as is known: the mark stays
 //!   lives: stayed                                  is not here, nor awaited: all is rolled back
 //!   lives: moved                                   is here: the mark goes
 //!   gone: sent away                                is no longer here: all is rolled back

@@ -1,20 +1,20 @@
 //! A VM that was sent elsewhere: where its guest is, as far as this host can know.
 //!
-//! Before the daemon requests the VM to leave, it marks the record with a [`OutgoingMigration`]. So
-//! no daemon starts a VM again that may run elsewhere. One table decides when the mark goes
+//! Before the daemon requests a migration, it marks the record with an [`OutgoingMigration`]. So no
+//! daemon starts a VM again that may run elsewhere. One table decides when the mark goes
 //! ([`locate_guest`]):
 //!
 //! ```text
-//!   mark        process                                              the guest is
-//!   none        any, also gone by another code than 7 and 8          here
-//!   none        gone with code 7 (moved)                             there
-//!   none        gone with code 8 (indeterminate)                     open: sent without the node
-//!   sent        lives: was never sent, stayed, came back             here: the mark goes
-//!   sent        lives: in progress, indeterminate, no answer         open
-//!   any         lives: moved                                         there: the mark knows it
-//!   sent        gone with any code but 7, also 8 or unknown          open: an operator decides
-//!   sent        gone with code 7                                     there
-//!   moved       gone with any code                                   there
+//!   mark        process                                           the guest is
+//!   none        any, also gone by another code than 7 and 8       here
+//!   none        gone with code 7 (moved)                          there
+//!   none        gone with code 8 (indeterminate)                  unknown: sent without the node
+//!   sent        lives: was never sent, stayed, came back          here: the mark goes
+//!   sent        lives: in progress, indeterminate, no answer      unknown
+//!   any         lives: moved                                      there: the mark knows it
+//!   sent        gone with any code but 7, also 8 or unknown       unknown: an operator decides
+//!   sent        gone with code 7                                  there
+//!   moved       gone with any code                                there
 //! ```
 //! Owns that table.
 
@@ -43,7 +43,7 @@ pub(crate) struct OutgoingMigration {
 }
 
 impl OutgoingMigration {
-    /// A departure to this destination, which may be any text.
+    /// A migration to this destination, which may be any text.
     pub(crate) fn to(destination: &str) -> Self {
         Self {
             destination: destination.chars().take(DESTINATION_MAX).collect(),
@@ -53,7 +53,7 @@ impl OutgoingMigration {
         }
     }
 
-    /// A departure to this node.
+    /// A migration to this node.
     pub(crate) fn to_node(peer: Peer) -> Self {
         Self {
             peer: Some(peer.clone()),
@@ -61,7 +61,7 @@ impl OutgoingMigration {
         }
     }
 
-    /// The departure of a VM that was sent without the node, and reported so only at its end.
+    /// The migration of a VM that was sent without the node, and reported so only at its end.
     pub(crate) fn unknown() -> Self {
         Self::to("a process unknown to this node")
     }
@@ -230,7 +230,7 @@ pub(super) fn migration_status(direction: &str, phase: &str, elapsed_ms: u64) ->
 mod tests {
     use super::*;
 
-    const ACCOUNTS: [MigrationReport; 6] = [
+    const REPORTS: [MigrationReport; 6] = [
         MigrationReport::None,
         MigrationReport::UnderWay,
         MigrationReport::Here,
@@ -252,7 +252,7 @@ mod tests {
             EndReason::Indeterminate,
             EndReason::Moved,
         ];
-        // In the order of ACCOUNTS, then gone for an unknown or other reason, with code 8, and with
+        // In the order of REPORTS, then gone for an unknown or other reason, with code 8, and with
         // code 7.
         for (mark, verdicts) in [
             (
@@ -272,7 +272,7 @@ mod tests {
                 ],
             ),
         ] {
-            let processes = ACCOUNTS.map(Process::Lives).into_iter();
+            let processes = REPORTS.map(Process::Lives).into_iter();
             let processes = processes.chain(words.map(Process::Gone));
             for (process, verdict) in processes.zip(verdicts) {
                 assert_eq!(
@@ -290,7 +290,7 @@ mod tests {
             OutgoingMigration::to("unix:/a"),
             OutgoingMigration::to("unix:/b"),
         );
-        for report in ACCOUNTS {
+        for report in REPORTS {
             for before in [None, Some(former.clone())] {
                 let after = |reply| after_request(before.clone(), asked.clone(), reply, report);
                 assert_eq!(after(SendReply::Accepted), Some(asked.clone()));

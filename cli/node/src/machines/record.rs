@@ -351,7 +351,8 @@ impl Record {
         mark.and_then(|mark| mark.peer.clone())
     }
 
-    /// Its departure, if it may run elsewhere: no process of it can report that the guest is here.
+    /// Its outgoing migration, if it may run elsewhere: no process of it can report that the guest
+    /// is here.
     pub(crate) fn migration_unknown(&self) -> Option<&OutgoingMigration> {
         self.outgoing.as_ref().filter(|_| self.process().is_none())
     }

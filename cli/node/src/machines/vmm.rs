@@ -42,7 +42,7 @@ pub(crate) const MIGRATION: &str = "/v1/vm/migration";
 const WATCH_SECONDS: u64 = 30;
 
 /// Error codes of the VM's API that pass through unchanged.
-const CODES: [&str; 24] = [
+const CODES: [&str; 23] = [
     "resolved",
     "unusable",
     "no_room",
@@ -60,7 +60,6 @@ const CODES: [&str; 24] = [
     "bad_descriptor",
     "invalid_body",
     "ending",
-    "settled",
     "no_migration",
     "migrating",
     "saving",

@@ -88,9 +88,9 @@ fn tree(all: &All) -> Branch {
     let (view, status) = (&all.view, &all.view.status);
     let mut children = Vec::new();
     children.push(Branch::new(process(view)));
-    if let Some(departure) = &status.migration_unknown {
-        let remedy = Branch::new(departure.remedy.clone());
-        children.push(Branch::new(departure.reason.clone()).with(vec![remedy]));
+    if let Some(unknown) = &status.migration_unknown {
+        let remedy = Branch::new(unknown.remedy.clone());
+        children.push(Branch::new(unknown.reason.clone()).with(vec![remedy]));
     }
     children.push(Branch::new(machine(&view.spec)));
     let restart: Restart = view.desired("restart").unwrap_or_default();

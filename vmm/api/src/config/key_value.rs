@@ -56,6 +56,10 @@ pub fn from_key_value_but<T: DeserializeOwned>(
         .iter()
         .position(|(name, _)| keys.contains(&name.as_str()));
     let value = at.map(|at| pairs.remove(at).1.text);
+    if pairs.iter().any(|(name, _)| keys.contains(&name.as_str())) {
+        let names = keys.join(" or ");
+        return Err(KeyValueError(format!("{names} is given twice")));
+    }
     Ok((read(pairs)?, value))
 }
 

@@ -19,6 +19,18 @@ fn vdpa_options_as_people_type_them() {
 }
 
 #[test]
+fn both_spellings_of_a_backup_are_refused() {
+    let both = "path=/a,backup=/b,failover=/c".parse::<crate::node::NicSettings>();
+    let error = both.unwrap_err().to_string();
+    assert_eq!(error, "backup or failover is given twice");
+    assert!(
+        "path=/a,failover=/c"
+            .parse::<crate::node::NicSettings>()
+            .is_ok()
+    );
+}
+
+#[test]
 fn option_errors_name_the_option() {
     for (text, expected) in [
         ("", "not of the form key=value"),

@@ -178,14 +178,14 @@ pub(super) async fn put(
 /// Change a NIC, or move it to another vDPA device
 ///
 /// Before the machine starts, every member can change. Later, only its device (`path` or `fd`) and
-/// its backup (`backup`) can change.
+/// `backup` can change.
 ///
 /// A move keeps the PCI function, MAC address, control state and rings. The guest gets a spurious
 /// interrupt and announces itself if it can. The new device must offer all negotiated features and
 /// as many queues. A refusal changes nothing. If the new device fails to start, the old one
 /// continues. An identical device changes nothing.
 ///
-/// With `backup` a device is the backup. When the present device reports DEVICE_NEEDS_RESET, the
+/// `backup` names the NIC's backup device. When the present device reports DEVICE_NEEDS_RESET, the
 /// NIC moves to the backup once, in the same way. `last_failover` has the result, and the
 /// generation of the machine increases. If the move fails, the driver receives its device's report.
 #[utoipa::path(patch, path = "/v1/vm/nics/{id}", operation_id = "patch_nic",

@@ -216,7 +216,7 @@ fn plug<C: Kind>(
 
 /// Why a plugged device cannot change.
 pub(super) const UNCHANGING: &str = "of a plugged device only the path of a NIC and its backup \
-     (failover) can change, in a request of their own; DELETE it and PUT another device";
+     device can change, in a request of their own; DELETE it and PUT another device";
 
 /// Changes the device `id` before the VM starts. If `change` fails, the device is unchanged.
 pub(super) fn change<C: Kind>(

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each step consumes the state. An error of any step up to `wait_ready` leaves the guest at the
-//! source. It is a [`Abort`], and the destination receives the reason after the guest resumes.
+//! source. It is an [`Abort`], and the destination receives the reason after the guest resumes.
 //! After an error of `commit` or `wait_done`, GO may have been sent, so the source must not run the
 //! guest.
 

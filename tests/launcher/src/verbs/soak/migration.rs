@@ -46,7 +46,7 @@ pub struct MigrationArguments {
     /// Which scenarios; all of them without it
     #[arg(long = "scenario", alias = "journey", value_enum, requires = "moves")]
     scenarios: Vec<Scenario>,
-    /// Migrations of one guest, before the next one boots
+    /// Migrations of one run: one guest, before the next one boots
     #[arg(
         long,
         alias = "leg",

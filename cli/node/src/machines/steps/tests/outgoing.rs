@@ -203,7 +203,7 @@ fn a_client_reports_where_the_guest_is() {
 
 /// Also a VM that was sent by its own API: only its end reports that.
 #[test]
-fn a_vm_that_ends_unsettled_does_not_start_and_keeps_its_nics() {
+fn a_vm_that_ends_indeterminate_does_not_start_and_keeps_its_nics() {
     for (marked, here) in [(true, true), (true, false), (false, true), (false, false)] {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();
