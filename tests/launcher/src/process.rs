@@ -11,6 +11,23 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
+/// The cargo that runs this program, or the one in PATH.
+///
+/// It lacks the variables that cargo set for this program. A build script that reads one of them
+/// would run again, and every crate above it would be built again.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR")
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 /// Makes the kernel kill the child when the thread that started it ends, so that no QEMU and no
 /// package installation outlives the lab.
 pub fn die_with_parent(command: &mut Command) -> &mut Command {

@@ -6,7 +6,7 @@
 use super::Profile;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::process::die_with_parent;
+use crate::process::{self, die_with_parent};
 use crate::progress::Progress;
 use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::process::CommandExt as _;
@@ -128,8 +128,7 @@ fn cargo(
     what: &str,
 ) -> Result<Vec<Built>> {
     let progress = Progress::start(what);
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(&program);
+    let mut command = process::cargo();
     command
         .args(arguments)
         .arg("--message-format=json-render-diagnostics")
@@ -146,18 +145,9 @@ fn cargo(
             .env("RUSTC_WORKSPACE_WRAPPER", own)
             .env(WRAPPER, "1");
     }
-    for (name, _) in std::env::vars_os() {
-        // Variables that the outer cargo set for this program must not change the fingerprints of
-        // the inner build.
-        if name
-            .to_str()
-            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR")
-        {
-            command.env_remove(name);
-        }
-    }
+    let program = command.get_program().to_string_lossy().into_owned();
     let started = |source| Error::Start {
-        program: program.to_string_lossy().into_owned(),
+        program: program.clone(),
         source,
     };
     let mut child = die_with_parent(&mut command).spawn().map_err(started)?;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::here::{self, HereArguments};
 use crate::host;
 use crate::libtest::{self, Tally};
-use crate::process::die_with_parent;
+use crate::process::{self, die_with_parent};
 use crate::progress::{self, Progress};
 use crate::rig::Rig;
 use crate::setup::binaries::{Built, Kind};
@@ -177,7 +177,7 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
         summary.tally += stream(&mut command)?;
     }
     if filter.includes_documentation() {
-        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        let mut command = process::cargo();
         command
             .args(["test", "--doc", "--quiet", "--no-fail-fast", "--workspace"])
             .current_dir(&repository);

@@ -6,13 +6,12 @@
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::process::output;
+use crate::process::{self, output};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// The program's crate.
 const ROOT: &str = "bellhop";
@@ -87,7 +86,7 @@ impl Dependencies {
     /// answer in another format.
     pub(super) fn read(repository: &Path) -> Result<Self> {
         let metadata = output(
-            Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
+            process::cargo()
                 .args(["metadata", "--format-version=1", "--locked"])
                 .arg("--filter-platform=x86_64-unknown-linux-gnu")
                 .current_dir(repository),
