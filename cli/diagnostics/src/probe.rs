@@ -8,6 +8,8 @@ use vdpa::probe::{Identity, Outcome, Report};
 use bellhop_common::table::Table;
 use bellhop_common::text::address;
 
+use crate::doctor::{COLUMNS, wrapped};
+
 /// Names of the virtio device types that vDPA parents provide (virtio 1.3, section 5).
 fn type_name(device_id: u32) -> &'static str {
     match device_id {
@@ -16,6 +18,9 @@ fn type_name(device_id: u32) -> &'static str {
         _ => "other",
     }
 }
+
+/// The column of values.
+const VALUE: usize = 19;
 
 /// Lines `name  value`, aligned.
 struct Lines(String);
@@ -79,10 +84,10 @@ fn identity(lines: &mut Lines, identity: &Identity) {
     lines.line(
         "groups, ASIDs",
         format!(
-            "{} groups (of queue: {}), {} address spaces",
+            "{}, {} (group of each queue: {})",
             identity.groups,
-            groups.join(" "),
-            identity.address_spaces
+            identity.address_spaces,
+            groups.join(" ")
         ),
     );
     let (first, last) = identity.iova_range;
@@ -103,7 +108,7 @@ fn features(lines: &mut Lines, identity: &Identity) {
             Some(reason) => withheld.push(format!("{name}: {reason}")),
         }
     }
-    lines.line("features", taken.join(" "));
+    lines.line("features", wrapped(&taken.join(" "), VALUE, COLUMNS));
     for (index, text) in withheld.iter().enumerate() {
         lines.line(if index == 0 { "not for guests" } else { "" }, text);
     }

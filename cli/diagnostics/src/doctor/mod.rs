@@ -27,6 +27,7 @@ use serde::Serialize;
 
 pub use finding::{Finding, State};
 pub use host::Host;
+pub(crate) use text::wrapped;
 pub use text::{COLUMNS, table, text};
 
 /// The function of a check.

@@ -44,7 +44,7 @@ pub fn table(report: &Report) -> Table {
 }
 
 /// Breaks a text between words, so that it fits behind an indentation.
-fn wrapped(text: &str, indent: usize, columns: usize) -> String {
+pub(crate) fn wrapped(text: &str, indent: usize, columns: usize) -> String {
     let width = columns.clamp(COLUMNS_MIN, COLUMNS).saturating_sub(indent);
     let options = textwrap::Options::new(width).break_words(false);
     let options = options.word_splitter(textwrap::WordSplitter::NoHyphenation);
