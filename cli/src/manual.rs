@@ -36,7 +36,8 @@ fn add_pages(command: &Command, root: &Command, pages: &mut Vec<Page>) -> io::Re
     Ok(())
 }
 
-fn shown(command: &Command) -> impl Iterator<Item = &Command> {
+/// The subcommands that the help lists.
+pub(crate) fn shown(command: &Command) -> impl Iterator<Item = &Command> {
     command
         .get_subcommands()
         .filter(|command| !command.is_hide_set())

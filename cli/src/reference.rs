@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use clap::{Arg, Command, CommandFactory as _};
 
-use crate::help;
+use crate::{help, manual};
 
 /// The copy in the repository.
 const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli-reference.md");
@@ -43,10 +43,8 @@ fn add(command: &Command, parent: Option<&Command>, text: &mut String) {
         lines.join("\n").trim_end()
     )
     .unwrap();
-    for subcommand in command.get_subcommands() {
-        if !subcommand.is_hide_set() && subcommand.get_name() != "help" {
-            add(subcommand, Some(command), text);
-        }
+    for subcommand in manual::shown(command).filter(|one| one.get_name() != "help") {
+        add(subcommand, Some(command), text);
     }
 }
 

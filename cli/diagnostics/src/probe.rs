@@ -19,8 +19,8 @@ fn type_name(device_id: u32) -> &'static str {
     }
 }
 
-/// The column of values.
-const VALUE: usize = 19;
+/// Width of a name. A space and the value follow.
+const NAME: usize = 18;
 
 /// Lines `name  value`, aligned.
 struct Lines(String);
@@ -28,7 +28,7 @@ struct Lines(String);
 impl Lines {
     fn line(&mut self, name: &str, value: impl std::fmt::Display) {
         // Writing to a String does not fail.
-        let _ = writeln!(self.0, "{name:<18} {value}");
+        let _ = writeln!(self.0, "{name:<NAME$} {value}");
     }
 }
 
@@ -108,7 +108,7 @@ fn features(lines: &mut Lines, identity: &Identity) {
             Some(reason) => withheld.push(format!("{name}: {reason}")),
         }
     }
-    lines.line("features", wrapped(&taken.join(" "), VALUE, COLUMNS));
+    lines.line("features", wrapped(&taken.join(" "), NAME + 1, COLUMNS));
     for (index, text) in withheld.iter().enumerate() {
         lines.line(if index == 0 { "not for guests" } else { "" }, text);
     }

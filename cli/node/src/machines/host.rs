@@ -566,7 +566,7 @@ impl Host for Machines {
                 %vm,
                 node = peer.node,
                 error = &error as &dyn std::error::Error,
-                "cannot cancel the VM's arrival at the other node, which will time out"
+                "cannot cancel the migration at the other node; it will time out"
             );
         }
     }

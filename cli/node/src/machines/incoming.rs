@@ -89,7 +89,7 @@ pub(crate) fn incoming_outcome(because: EndReason) -> IncomingOutcome {
         EndReason::Moved => IncomingOutcome::RollBack,
         EndReason::PoweredOff | EndReason::Crashed => IncomingOutcome::WasHere,
         // This reason needs a running VM. A process whose VM does not arrive reports that and stays
-        // alive. A client that cancels the arrival rolls everything back at once.
+        // alive. A client that cancels the migration rolls everything back at once.
         EndReason::Stopped
         | EndReason::Indeterminate
         | EndReason::Failed

@@ -98,8 +98,8 @@ impl Machines {
         received.await.map_err(unfinished)?
     }
 
-    /// Cancels the arrival of a VM, and rolls back all that was created for it. Returns nothing if
-    /// no arrival is expected.
+    /// Cancels the migration of an incoming VM, and rolls back all that was created for it. Returns
+    /// nothing if no migration is expected.
     ///
     /// # Errors
     /// It has arrived, or may have; or a step cannot be undone.
@@ -273,10 +273,10 @@ impl Machines {
         match self.lifecycle(entry).query_incoming(&mut record) {
             IncomingReport::Arrived => self.publish(vm, Change::Arrived),
             incoming_report if incoming_report.has_failed() => {
-                tracing::warn!(%vm, "no source has connected: cancelling the VM's arrival");
+                tracing::warn!(%vm, "no source has connected: cancelling the incoming migration");
                 if let Err(error) = self.roll_back(entry, &mut record, "no source connected") {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(%vm, error, "cannot cancel a VM's arrival; it is still awaited");
+                    tracing::warn!(%vm, error, "cannot cancel a migration; it stays pending");
                 }
             }
             IncomingReport::Waits(_)
