@@ -258,6 +258,36 @@ fn an_address_given_by_the_vmm_is_the_one_on_the_wire() {
     assert!(guest.power_off().unwrap().success());
 }
 
+#[test]
+fn a_locked_nic_keeps_its_address_and_receives_nothing_for_another() {
+    let labnic = Labnic::load(&[]).unwrap();
+    let device = labnic.add("locked", &["mac", MAC]).unwrap();
+    let peer = Peer::start(&labnic);
+    let options = format!(",mac={GIVEN_MAC},mac_lock=on");
+    let mut guest = start(small(), &device, &options);
+    // CTRL_RX, CTRL_VLAN, CTRL_RX_EXTRA, CTRL_MAC_ADDR; the control queue stays for other commands.
+    let features = nic(&mut guest)["features"].as_str().unwrap().to_owned();
+    let has = |bit: usize| features.as_bytes()[bit] == b'1';
+    assert!(
+        has(17) && [18, 19, 20, 23].into_iter().all(|bit| !has(bit)),
+        "{features}"
+    );
+    for _ in 0..2 {
+        assert_eq!(nic(&mut guest)["mac"], GIVEN_MAC);
+        peer.exchange(&mut guest, 50, 256);
+        guest.command(REBIND).unwrap();
+    }
+    // The guest's network stack may send with another address and be promiscuous. The device still
+    // drops the answers.
+    guest.command(&format!("mac {OTHER_MAC}")).unwrap();
+    guest.command("promisc on").unwrap();
+    let before = (counter(&device, "filtered").unwrap(), peer.echoed());
+    let said = guest.command(&format!("frames 4 256 4 eth0 to {}", labnic_peer::MAC));
+    assert!(peer.echoed() > before.1, "{said:?}");
+    assert!(counter(&device, "filtered").unwrap() > before.0, "{said:?}");
+    assert!(guest.power_off().unwrap().success());
+}
+
 /// A parameter of the module, its value for one device, and its default.
 type Parameter<'a> = (&'a str, &'a str, &'a str);
 

@@ -642,6 +642,7 @@ NicSpec = TypedDict(
         "id": "str",
         "kind": "NotRequired[NicKind]",
         "mac": "NotRequired[str | None]",
+        "mac_lock": "NotRequired[bool]",
         "max_tx_rate": "NotRequired[int | None]",
         "min_tx_rate": "NotRequired[int | None]",
         "mtu": "NotRequired[int | None]",
@@ -921,6 +922,7 @@ class VdpaConfig(TypedDict):
     fd: NotRequired[int | None]
     id: NotRequired[str | None]
     mac: NotRequired[str | None]
+    mac_lock: NotRequired[bool]
     num_queues: NotRequired[int | None]
     path: NotRequired[str | None]
     stall_kick: NotRequired[bool]
@@ -1215,6 +1217,7 @@ class NicInfo(NicSummary):
     doorbell: Literal["auto", "on", "off"]
     last_failover: FailoverInfo | None
     mac: str | None
+    mac_lock: bool
     num_queues: int | None
     numa_node: int | None
     numa_warning: str | None

@@ -85,6 +85,7 @@ pub(super) fn open_vdpa(
         id: id.clone(),
         path,
         mac: config.mac.map(|mac| mac.bytes()),
+        mac_lock: config.mac_lock,
         num_queues: config.num_queues,
         doorbell: config.doorbell,
     };

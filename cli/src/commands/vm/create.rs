@@ -101,6 +101,7 @@ Keys of --nic, and of [[nics]] in a file:
   max_tx_rate=N, min_tx_rate=N with from: its maximum and guaranteed rate, in Mbit/s
   virtual_functions=N          with from: how many to create if the NIC has none
   mac=MAC          the address that the guest sees
+  mac_lock=on|off  whether the guest may change neither its address nor the device's filters
   doorbell=auto|on|off         whether kicks reach the device without an exit
   stall_kick=on|off                if a queue hangs, kick it and interrupt its driver once
   backup=NIC     with from: a backup device, created like the first; it takes over, once, if the

@@ -173,12 +173,14 @@ impl Control {
         Ok(())
     }
 
-    /// Sends commands of the VMM and waits for each answer.
+    /// Sends commands of the VMM and waits for each answer. The state keeps those that the guest
+    /// could have sent: on another device the VMM sends its own again.
     pub(super) fn replay(&mut self, commands: &[Command]) -> Result<(), Error> {
         for command in commands {
             let answer = self.queue.execute(command, ANSWER_TIMEOUT);
             match answer.map_err(failed)? {
-                Answer::Ok => self.state.acknowledge(command),
+                Answer::Ok if self.is_guests(command) => self.state.acknowledge(command),
+                Answer::Ok => {}
                 Answer::Err => {
                     return Err(Error::other(format!(
                         "the device refused to restore its former state: {command:?}"
@@ -187,6 +189,12 @@ impl Control {
             }
         }
         Ok(())
+    }
+
+    fn is_guests(&self, command: &Command) -> bool {
+        let bytes = command.encode();
+        let limits = self.limits.as_ref();
+        bytes.is_ok_and(|bytes| limits.is_some_and(|limits| Command::parse(&bytes, limits).is_ok()))
     }
 
     /// Serves the guest's queue from now on, from the position in `saved` if there is one.

@@ -33,6 +33,8 @@ pub struct VdpaOptions {
     pub path: PathBuf,
     /// MAC address for the guest; `None`: the device's own.
     pub mac: Option<[u8; 6]>,
+    /// Whether the guest may change neither its MAC address nor the device's filters.
+    pub mac_lock: bool,
     /// Number of queues that the user expects; checked at the start.
     pub num_queues: Option<u16>,
     /// Whether the guest gets the device's doorbells.
@@ -96,7 +98,7 @@ impl VdpaBackend {
         }
         let queues = device.info().queues.iter();
         let max_sizes = queues.map(|queue| queue.max_size).collect();
-        let net = NetOverlay::new(&device, &options.id, options.mac)?;
+        let net = NetOverlay::new(&device, &options.id, options.mac, options.mac_lock)?;
         let mut rings = Rings::new(
             device,
             iotlb,

@@ -61,25 +61,24 @@ fn check_config(old: &VirtioNetConfig, new: &VirtioNetConfig, features: u64) -> 
 impl NetIdentity {
     /// Checks that a driver that relies on `features` and has seen this identity can continue with
     /// a device that has the configuration `new`. Its address is ignored unless it is `addressed`.
+    /// `settable`: the VMM can set it.
     pub(super) fn check(
         &self,
         mut new: [u8; VirtioNetConfig::LEN],
         addressed: bool,
+        settable: bool,
         features: u64,
     ) -> Result<(), Error> {
         let old = VirtioNetConfig::of(self.config);
         check_config(&old, &VirtioNetConfig::of(new), features)?;
-        let settable = [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CTRL_MAC_ADDR]
-            .iter()
-            .all(|bit| features & (1 << bit) != 0);
         if !addressed {
             new[..6].fill(0);
         }
         let differs = self.mac.is_some_and(|mac| mac != new[..6]);
         if features != 0 && differs && !settable {
             return Err(Error::other(
-                "the device has another MAC address, and the guest's driver did not negotiate \
-                 CTRL_MAC_ADDR: create the device with the guest's address (`bellhop dev add … mac \
+                "the device has another MAC address, which cannot be set without the features \
+                 CTRL_VQ and CTRL_MAC_ADDR: create the device with the guest's address (`bellhop dev add … mac \
                  ADDRESS`)",
             ));
         }
@@ -162,7 +161,6 @@ mod tests {
     #[test]
     fn later_negotiated_features_count() {
         const MTU: u64 = 1 << VIRTIO_NET_F_MTU;
-        const SETTABLE: u64 = 1 << VIRTIO_NET_F_CTRL_VQ | 1 << VIRTIO_NET_F_CTRL_MAC_ADDR;
         let mac = [2, 0, 0, 0, 0, 1];
         let config = |mac: [u8; 6], mtu: u16| {
             let mut config = [0; VirtioNetConfig::LEN];
@@ -176,9 +174,9 @@ mod tests {
         };
         let smaller = config(mac, 1500);
         // No driver; then a driver that does not rely on the MTU; then one that does.
-        identity.check(smaller, true, 0).unwrap();
-        identity.check(smaller, true, 1).unwrap();
-        let error = identity.check(smaller, true, MTU).unwrap_err();
+        identity.check(smaller, true, true, 0).unwrap();
+        identity.check(smaller, true, true, 1).unwrap();
+        let error = identity.check(smaller, true, true, MTU).unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("an MTU of 9000, but the device has 1500"),
@@ -186,9 +184,9 @@ mod tests {
         );
         for (new, addressed) in [([2, 0, 0, 0, 0, 2], true), (mac, false)] {
             let new = config(new, 9000);
-            identity.check(new, addressed, 0).unwrap();
-            identity.check(new, addressed, SETTABLE).unwrap();
-            let error = identity.check(new, addressed, MTU).unwrap_err();
+            identity.check(new, addressed, false, 0).unwrap();
+            identity.check(new, addressed, true, 1).unwrap();
+            let error = identity.check(new, addressed, false, MTU).unwrap_err();
             assert!(error.to_string().contains("another MAC address"), "{error}");
         }
     }

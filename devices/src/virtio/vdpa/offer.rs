@@ -7,6 +7,10 @@
 //! | MAC | the device has no address but accepts CTRL_MAC_ADDR, and the user gives an address |
 //! | RING_RESET | the device can suspend and resume, and keeps ring positions |
 //!
+//! With `mac_lock` the guest gets no feature that changes its MAC address or a filter. The VMM then
+//! negotiates CTRL_MAC_ADDR and CTRL_RX with the device for itself: it sets the configured address,
+//! and the device receives that address, multicast and broadcast.
+//!
 //! A queue is reset while the device is suspended. An own feature is never negotiated with the
 //! device, whether or not the device offers the same bit. This file owns the decision and its log
 //! lines. It must not know how the features are implemented.
@@ -19,8 +23,9 @@ use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_RESET;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE,
-    VIRTIO_NET_F_MAC, VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_RX_EXTRA,
+    VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_STATUS,
 };
 
 /// The features that a guest is offered.
@@ -30,7 +35,19 @@ pub(super) struct Offer {
     passed: u64,
     /// The VMM's own.
     own: u64,
+    /// The device's features that only the VMM uses, through its control queue.
+    kept: u64,
+    /// Whether the guest may change neither its MAC address nor its filters.
+    pub(super) mac_lock: bool,
 }
+
+/// The commands that change a MAC address or a filter need one of these (virtio 1.3, 5.1.6.5).
+const FILTERS: u64 = 1 << VIRTIO_NET_F_CTRL_MAC_ADDR
+    | 1 << VIRTIO_NET_F_CTRL_RX
+    | 1 << VIRTIO_NET_F_CTRL_RX_EXTRA
+    | 1 << VIRTIO_NET_F_CTRL_VLAN;
+/// Those that the VMM uses in the guest's place.
+const KEPT: u64 = 1 << VIRTIO_NET_F_CTRL_MAC_ADDR | 1 << VIRTIO_NET_F_CTRL_RX;
 
 /// The properties of a device apart from its features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +56,8 @@ struct Abilities {
     resets_queues: bool,
     /// The user gives a MAC address.
     mac_given: bool,
+    /// The user locks the MAC address and the filters.
+    mac_lock: bool,
 }
 
 /// The guest's negotiation, as far as it is needed later.
@@ -66,13 +85,19 @@ impl Offer {
     ///
     /// # Errors
     /// The device was not reset.
-    pub(super) fn new(device: &Device, id: &str, mac_given: bool) -> Result<Self, vdpa::Error> {
+    pub(super) fn new(
+        device: &Device,
+        id: &str,
+        mac_given: bool,
+        mac_lock: bool,
+    ) -> Result<Self, vdpa::Error> {
         let info = device.info();
         let needed = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
         let abilities = Abilities {
             resets_queues: device.keeps_ring_positions()?
                 && device.backend_features().contains(needed),
             mac_given,
+            mac_lock,
         };
         let (offer, withheld) = Self::decide(info, abilities);
         for (bit, reason) in withheld {
@@ -85,11 +110,20 @@ impl Offer {
     }
 
     fn decide(info: &DeviceInfo, abilities: Abilities) -> (Self, Vec<(u32, features::Reason)>) {
-        let passed = features::pass_through(info.features, info.device_id, Policy::default());
-        let has = |bit: u32| passed.features & (1 << bit) != 0;
         let is_net = info.device_id == VIRTIO_ID_NET;
+        let mac_lock = abilities.mac_lock && is_net;
+        let locked = if mac_lock { FILTERS } else { 0 };
+        let policy = Policy { withhold: locked };
+        let passed = features::pass_through(info.features, info.device_id, policy);
+        let has = |bit: u32| passed.features & (1 << bit) != 0;
+        let kept = if has(VIRTIO_NET_F_CTRL_VQ) {
+            locked & info.features & KEPT
+        } else {
+            0
+        };
+        let sets_mac = (passed.features | kept) & 1 << VIRTIO_NET_F_CTRL_MAC_ADDR != 0;
         let announces = is_net && has(VIRTIO_NET_F_STATUS) && has(VIRTIO_NET_F_CTRL_VQ);
-        let takes_mac = is_net && has(VIRTIO_NET_F_CTRL_MAC_ADDR) && !has(VIRTIO_NET_F_MAC);
+        let takes_mac = is_net && sets_mac && !has(VIRTIO_NET_F_MAC);
         let own: u64 = [
             (VIRTIO_NET_F_GUEST_ANNOUNCE, announces),
             (VIRTIO_NET_F_MAC, takes_mac && abilities.mac_given),
@@ -101,6 +135,8 @@ impl Offer {
         let offer = Self {
             passed: passed.features,
             own,
+            kept,
+            mac_lock,
         };
         // Features that the VMM offers in the device's place are not withheld.
         let withheld = passed.withheld.into_iter();
@@ -123,9 +159,28 @@ impl Offer {
         self.all() & (1 << bit) != 0
     }
 
-    /// Returns the part of the guest's choice that concerns the device.
+    /// Whether the address of a device can be set, by a driver that negotiated `chosen` or by the
+    /// VMM in its place.
+    pub(super) fn sets_mac(self, chosen: u64) -> bool {
+        let settable = chosen | self.kept;
+        [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CTRL_MAC_ADDR]
+            .iter()
+            .all(|bit| settable & (1 << bit) != 0)
+    }
+
+    /// Whether the VMM sets the receive filter in the guest's place.
+    pub(super) fn sets_filter(self) -> bool {
+        self.kept & 1 << VIRTIO_NET_F_CTRL_RX != 0
+    }
+
+    /// Returns the features to negotiate with the device if the guest chose `chosen`: without the
+    /// VMM's own, and with those that only the VMM uses.
     pub(super) fn for_device(self, chosen: u64) -> u64 {
-        chosen & !self.own
+        let kept = match chosen & 1 << VIRTIO_NET_F_CTRL_VQ {
+            0 => 0,
+            _ => self.kept,
+        };
+        chosen & !self.own | kept
     }
 }
 
@@ -144,6 +199,15 @@ mod tests {
     const RING_RESET: u64 = 1 << VIRTIO_F_RING_RESET;
 
     fn offer(device_id: u32, features: u64, resets_queues: bool, mac_given: bool) -> Offer {
+        let abilities = Abilities {
+            resets_queues,
+            mac_given,
+            mac_lock: false,
+        };
+        decide(device_id, features, abilities)
+    }
+
+    fn decide(device_id: u32, features: u64, abilities: Abilities) -> Offer {
         let info = DeviceInfo {
             device_id,
             features,
@@ -153,10 +217,6 @@ mod tests {
             groups: 1,
             address_spaces: 1,
             queues: Vec::new(),
-        };
-        let abilities = Abilities {
-            resets_queues,
-            mac_given,
         };
         Offer::decide(&info, abilities).0
     }
@@ -194,6 +254,33 @@ mod tests {
             assert_eq!(offer.for_device(MAC) == 0, own, "{features:#x} {given}");
             assert_eq!(offer.has(VIRTIO_NET_F_MAC), own || features & MAC != 0);
         }
+    }
+
+    #[test]
+    fn a_locked_guest_changes_neither_address_nor_filters_and_the_vmm_sets_the_address() {
+        let locked = Abilities {
+            resets_queues: false,
+            mac_given: true,
+            mac_lock: true,
+        };
+        let has = VERSION_1 | CTRL_VQ | FILTERS;
+        for (features, settable) in [(has | MAC, true), (has, true), (VERSION_1 | FILTERS, false)] {
+            let offer = decide(1, features, locked);
+            assert_eq!(offer.all() & FILTERS, 0, "{features:#x}");
+            assert_eq!(offer.sets_mac(offer.all()), settable, "{features:#x}");
+            let negotiated = offer.for_device(offer.all());
+            assert_eq!(negotiated & FILTERS, if settable { KEPT } else { 0 });
+            assert_eq!(negotiated & !features, 0, "the device offers {features:#x}");
+            assert_eq!(offer.sets_filter(), settable);
+            // The address is shown even if the device has none.
+            assert_eq!(offer.has(VIRTIO_NET_F_MAC), settable, "{features:#x}");
+        }
+        // A driver without a control queue: the VMM has none either.
+        let offer = decide(1, has | MAC, locked);
+        assert_eq!(offer.for_device(VERSION_1 | MAC), VERSION_1 | MAC);
+        assert!(!offer.sets_mac(VERSION_1 | MAC));
+        // The same bits of a block device are not filters.
+        assert!(!decide(2, VERSION_1, locked).mac_lock);
     }
 
     #[test]

@@ -3,13 +3,11 @@
 //!
 //! It must not know rings, nor how a command reaches the device.
 
-use vdpa::control_queue::Command;
+use vdpa::control_queue::{Command, RxMode};
 use vdpa::device::{Device, Operation};
 use vdpa::netdev::VirtioNetConfig;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
-use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
-};
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC};
 
 use super::announce::Announcement;
 use super::identity::{NetIdentity, not_replaceable, read_net_config};
@@ -34,8 +32,13 @@ pub(super) struct NetOverlay {
 
 impl NetOverlay {
     /// Creates the overlay of a device that was reset, with the configured address of the guest.
-    pub(super) fn new(device: &Device, id: &str, mac: Option<[u8; 6]>) -> Result<Self, Error> {
-        let offer = Offer::new(device, id, mac.is_some())?;
+    pub(super) fn new(
+        device: &Device,
+        id: &str,
+        mac: Option<[u8; 6]>,
+        mac_lock: bool,
+    ) -> Result<Self, Error> {
+        let offer = Offer::new(device, id, mac.is_some(), mac_lock)?;
         Ok(Self {
             offer,
             mac: configured_mac(device, offer, mac)?,
@@ -74,8 +77,8 @@ impl NetOverlay {
         }
         let config = read_net_config(device)?;
         // An address that the VMM assigns changes the possible offer.
-        let offer = Offer::new(device, id, identity.mac.is_some())?;
-        identity.check(config, offer.passes(VIRTIO_NET_F_MAC), replaced.features)?;
+        let offer = Offer::new(device, id, identity.mac.is_some(), self.offer.mac_lock)?;
+        check_identity(identity, config, offer, replaced.features)?;
         self.mac = configured_mac(device, offer, identity.mac)?;
         self.offer = offer;
         self.replaced = Some(identity.clone());
@@ -86,8 +89,7 @@ impl NetOverlay {
     pub(super) fn check_replaced(&self, device: &Device, features: u64) -> Result<(), Error> {
         match &self.replaced {
             Some(identity) => {
-                let addressed = self.offer.passes(VIRTIO_NET_F_MAC);
-                identity.check(read_net_config(device)?, addressed, features)
+                check_identity(identity, read_net_config(device)?, self.offer, features)
             }
             None => Ok(()),
         }
@@ -149,13 +151,34 @@ impl NetOverlay {
         Ok(settable.map(Command::MacAddrSet))
     }
 
+    /// Returns the commands that set the receive filter of a locked NIC: its own address, multicast
+    /// and broadcast. Devices may be promiscuous after a reset.
+    pub(super) fn filter_commands(&self, negotiation: &Negotiation) -> Vec<Command> {
+        if negotiation.control_queue.is_none() || !self.offer.sets_filter() {
+            return Vec::new();
+        }
+        let modes = [(RxMode::AllMulticast, true), (RxMode::Promiscuous, false)];
+        modes.map(|(mode, on)| Command::Rx { mode, on }).to_vec()
+    }
+
     /// Returns the address that the guest sees, if the device accepts it.
     pub(super) fn settable_mac(&self, negotiation: &Negotiation) -> Option<[u8; 6]> {
-        let able =
-            negotiation.control_queue.is_some() && negotiation.has(VIRTIO_NET_F_CTRL_MAC_ADDR);
+        let able = negotiation.control_queue.is_some() && self.offer.sets_mac(negotiation.features);
         let mac = self.mac.as_ref().filter(|_| able)?;
         Some(mac.current())
     }
+}
+
+/// Checks that a driver that negotiated `features` and knows `identity` can continue with a device
+/// that has the configuration `config`.
+fn check_identity(
+    identity: &NetIdentity,
+    config: [u8; VirtioNetConfig::LEN],
+    offer: Offer,
+    features: u64,
+) -> Result<(), Error> {
+    let addressed = offer.passes(VIRTIO_NET_F_MAC);
+    identity.check(config, addressed, offer.sets_mac(features), features)
 }
 
 /// Returns the address for the guest, if this is a network device with one.
@@ -176,12 +199,10 @@ fn configured_mac(
     let mut own = [0u8; 6];
     device.read_config(0, &mut own)?;
     match wanted {
-        Some(wanted) if wanted != own && !offer.passes(VIRTIO_NET_F_CTRL_MAC_ADDR) => {
-            Err(Error::other(
-                "the device has another MAC address and accepts no command to change it: create it \
+        Some(wanted) if wanted != own && !offer.sets_mac(offer.all()) => Err(Error::other(
+            "the device has another MAC address and accepts no command to change it: create it \
                  with the address (`bellhop dev add … mac ADDRESS`)",
-            ))
-        }
+        )),
         wanted => Ok(Some(MacOverlay::new(wanted.unwrap_or(own)))),
     }
 }

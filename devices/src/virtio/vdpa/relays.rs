@@ -400,6 +400,7 @@ impl VdpaBackend {
         let control = self.control.as_ref();
         let set = control.filter(|_| negotiation.control_queue.is_some());
         mac.into_iter()
+            .chain(self.net.filter_commands(&negotiation))
             .chain(
                 set.into_iter()
                     .flat_map(|control| control.save().state.replay()),

@@ -198,7 +198,7 @@ impl VdpaBackend {
         self.net
             .announcement
             .set(saved.announce && negotiation.has(VIRTIO_NET_F_GUEST_ANNOUNCE));
-        let mut replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
+        let mut replay = self.own_commands(&negotiation)?;
         let mut guest_queue = None;
         if let Some(control) = saved.control {
             let validated = control.state.validate(&negotiation.limits);

@@ -118,17 +118,19 @@ impl VdpaBackend {
         Ok(())
     }
 
-    /// See [`NetOverlay::mac_command`](super::overlay::NetOverlay::mac_command).
-    pub(super) fn mac_command(&self, negotiation: &Negotiation) -> Result<Option<Command>, Error> {
+    /// Returns the commands that the VMM sends before any of the guest's.
+    pub(super) fn own_commands(&self, negotiation: &Negotiation) -> Result<Vec<Command>, Error> {
         let Rings { device, id, .. } = &self.rings;
-        self.net.mac_command(device, id, negotiation)
+        let mac = self.net.mac_command(device, id, negotiation)?;
+        let filter = self.net.filter_commands(negotiation);
+        Ok(mac.into_iter().chain(filter).collect())
     }
 
     /// Starts the device as after a reset.
     pub(super) fn start_fresh(&mut self, activation: Activation) -> Result<(), Error> {
         let negotiation = self.negotiated()?;
         let packed = negotiation.ring().packed;
-        let replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
+        let replay = self.own_commands(&negotiation)?;
         self.start(activation, |_| VringBase::initial(packed), &replay, None)
     }
 }

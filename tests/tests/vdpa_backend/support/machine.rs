@@ -27,6 +27,7 @@ pub(crate) fn options(device: &SimDevice) -> VdpaOptions {
         id: device.name().to_owned(),
         path: device.path().to_owned(),
         mac: None,
+        mac_lock: false,
         num_queues: None,
         doorbell: DoorbellMode::default(),
     }

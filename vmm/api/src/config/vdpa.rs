@@ -36,6 +36,9 @@ pub struct VdpaConfig {
     pub id: Option<String>,
     /// The MAC address that the guest sees; the default is the device's own.
     pub mac: Option<MacAddress>,
+    /// Whether the guest may change neither its MAC address nor the device's filters. It then gets
+    /// none of the features CTRL_MAC_ADDR, CTRL_RX, CTRL_RX_EXTRA and CTRL_VLAN.
+    pub mac_lock: bool,
     /// Number of virtqueues, control virtqueue included. If given, it must match the device.
     pub num_queues: Option<u16>,
     /// Whether the guest kicks by stores in the device's own doorbell pages
@@ -240,6 +243,10 @@ struct VdpaFields {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = schema::mac)]
     mac: Option<MacAddress>,
+    /// Whether the guest may change neither its MAC address nor the device's filters. It then gets
+    /// none of the features CTRL_MAC_ADDR, CTRL_RX, CTRL_RX_EXTRA and CTRL_VLAN.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    mac_lock: bool,
     /// Number of virtqueues, control virtqueue included. If given, it must match the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     num_queues: Option<u16>,
@@ -284,6 +291,7 @@ impl TryFrom<VdpaFields> for VdpaConfig {
             },
             id: fields.id,
             mac: fields.mac,
+            mac_lock: fields.mac_lock,
             num_queues: fields.num_queues,
             doorbell: fields.doorbell,
             stall_kick: fields.stall_kick,
@@ -308,6 +316,7 @@ impl From<VdpaConfig> for VdpaFields {
             fd,
             id: config.id,
             mac: config.mac,
+            mac_lock: config.mac_lock,
             num_queues: config.num_queues,
             doorbell: config.doorbell,
             stall_kick: config.stall_kick,

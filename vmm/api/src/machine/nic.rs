@@ -44,6 +44,10 @@ pub struct NicInfo {
     /// The configured MAC address; null for the device's own.
     #[schema(required, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
     pub mac: Option<String>,
+    /// Whether the guest may change neither its MAC address nor the device's filters.
+    #[serde(default)]
+    #[schema(required)]
+    pub mac_lock: bool,
     /// The configured number of queues, control queue included; null for the device's own.
     #[schema(required)]
     pub num_queues: Option<u16>,
@@ -123,6 +127,9 @@ pub struct NicChange {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = schema::mac)]
     pub mac: Option<MacAddress>,
+    /// Whether the guest may change neither its MAC address nor the device's filters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac_lock: Option<bool>,
     /// Number of virtqueues, control virtqueue included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_queues: Option<u16>,

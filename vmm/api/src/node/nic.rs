@@ -101,6 +101,9 @@ created_nic! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub device: Option<String>,
     } {
+        /// Whether the guest may change neither its MAC address nor the device's filters.
+        #[serde(default, skip_serializing_if = "is_default")]
+        pub mac_lock: bool,
         /// Whether the guest kicks by stores to the device's own doorbell pages.
         #[serde(default, skip_serializing_if = "is_default")]
         #[schema(schema_with = schema::doorbell)]

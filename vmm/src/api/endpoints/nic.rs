@@ -60,6 +60,7 @@ fn info(summary: NicSummary, config: &VdpaConfig, device: Option<DeviceInfo>) ->
     NicInfo {
         summary,
         mac: config.mac.map(|mac| mac.to_string()),
+        mac_lock: config.mac_lock,
         num_queues: config.num_queues,
         doorbell: config.doorbell,
         stall_kick: config.stall_kick,
@@ -110,6 +111,7 @@ fn is_devices_alone(change: &NicChange) -> bool {
             fd: _,
             backup: _,
             mac: None,
+            mac_lock: None,
             num_queues: None,
             doorbell: None,
             stall_kick: None,
@@ -221,6 +223,7 @@ pub(super) async fn change(
             nic.source = device.source;
         }
         nic.mac = change.mac.or(nic.mac);
+        nic.mac_lock = change.mac_lock.unwrap_or(nic.mac_lock);
         nic.num_queues = change.num_queues.or(nic.num_queues);
         nic.doorbell = change.doorbell.unwrap_or(nic.doorbell);
         nic.stall_kick = change.stall_kick.unwrap_or(nic.stall_kick);
@@ -245,6 +248,7 @@ fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
         source,
         id: Some(id.to_owned()),
         mac: None,
+        mac_lock: false,
         num_queues: None,
         doorbell: DoorbellMode::default(),
         stall_kick: false,

@@ -50,6 +50,7 @@ impl Handle {
         let config = VdpaConfig {
             id: Some(id.to_owned()),
             mac: status.config.mac,
+            mac_lock: status.config.mac_lock,
             stall_kick: status.config.stall_kick,
             backup: status.config.backup.clone(),
             ..config.clone()

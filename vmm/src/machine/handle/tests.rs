@@ -46,6 +46,7 @@ fn config(path: &str) -> VdpaConfig {
         source: VdpaSource::Path(path.into()),
         id: Some("nic".to_owned()),
         mac: None,
+        mac_lock: false,
         num_queues: None,
         doorbell: crate::config::DoorbellMode::Auto,
         stall_kick: false,
