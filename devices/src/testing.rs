@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::hypervisor::{
     DoorbellPage, Doorbells, LevelInterrupt, MsiMessage, MsiVector, MsiVectors,
@@ -23,7 +23,7 @@ pub(crate) struct FakeVector {
 impl FakeVector {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            eventfd: EventFd::new(EFD_NONBLOCK).unwrap(),
+            eventfd: vdpa::eventfd::new().unwrap(),
             route: Mutex::new(None),
             fail: Mutex::new(false),
         })

@@ -20,7 +20,7 @@
 //! use vdpa::iotlb::{Access, Mapping};
 //! use vdpa::memory::SharedBuffer;
 //! use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, RingLayout};
-//! use vmm_sys_util::eventfd::EventFd;
+//! use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let (mut device, mut iotlb) = Device::open("/dev/vhost-vdpa-0")?.own()?;
@@ -35,7 +35,7 @@
 //!
 //! device.negotiate(features)?;
 //! let mut transmit = DriverQueue::new(memory.clone(), 16, 0, ring)?;
-//! let (kick, call) = (EventFd::new(0)?, EventFd::new(0)?);
+//! let (kick, call) = (EventFd::new(EFD_CLOEXEC)?, EventFd::new(EFD_CLOEXEC)?);
 //! let config = VringConfig {
 //!     size: 16,
 //!     addresses: transmit.addresses(),
@@ -72,6 +72,7 @@ pub mod control_queue;
 pub mod device;
 pub mod doorbell;
 mod error;
+pub mod eventfd;
 pub mod features;
 pub mod iotlb;
 pub mod iova;

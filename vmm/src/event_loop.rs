@@ -259,7 +259,6 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use proptest::prelude::*;
-    use vmm_sys_util::eventfd::EventFd;
 
     use super::*;
 
@@ -305,7 +304,7 @@ mod tests {
     #[test]
     fn reports_ready_descriptors() {
         let events = EventLoop::new().unwrap();
-        let (one, two) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
+        let (one, two) = (vdpa::eventfd::new().unwrap(), vdpa::eventfd::new().unwrap());
         let device = Token::Device {
             device: 3,
             token: 0x102,

@@ -14,7 +14,6 @@ use vmm::kvm::doorbells::KvmDoorbells;
 use vmm::kvm::line::InterruptLine;
 use vmm::kvm::memory_slots::SlotRange;
 use vmm::kvm::msi::{KvmMsiVectors, MsiCounts};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Long enough for an interrupt that must not arrive.
 const SILENCE: Duration = Duration::from_millis(50);
@@ -160,7 +159,7 @@ fn isa_lines_survive_a_new_routing_table() {
     let handler = join(&[&asm::out(PORT, b'4'), &asm::out(0x20, 0x20), IRET]);
     rig.load(0x2000, &handler);
     rig.load(0x0c * 4, &0x2000u32.to_le_bytes());
-    let trigger = EventFd::new(EFD_NONBLOCK).unwrap();
+    let trigger = vdpa::eventfd::new().unwrap();
     let line = InterruptLine::new(rig.vm.fd().clone(), &trigger, 4).unwrap();
     rig.vcpus.resume();
     assert_eq!(rig.port.take_bytes(1), b"!");
@@ -200,8 +199,8 @@ fn doorbells_take_any_width_and_are_detached() {
         ]),
     );
     let doorbells = KvmDoorbells::new(rig.vm.fd().clone(), rig.slots.clone());
-    let bell = EventFd::new(EFD_NONBLOCK).unwrap();
-    let other = EventFd::new(EFD_NONBLOCK).unwrap();
+    let bell = vdpa::eventfd::new().unwrap();
+    let other = vdpa::eventfd::new().unwrap();
     doorbells.attach(MMIO.into(), &bell).unwrap();
     assert_eq!(doorbells.count(), 1);
     let taken = doorbells.attach(MMIO.into(), &other).unwrap_err();

@@ -17,7 +17,6 @@ use support::asm::{self, HALT_FOR_EVER, join};
 use support::{MMIO, PATIENCE, PORT, Rig};
 use vmm::kvm::doorbells::KvmDoorbells;
 use vmm::vcpu::{FaultHandler, VcpuFailure};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// A page of a memfd, mapped write-only.
 #[derive(Debug)]
@@ -140,7 +139,7 @@ fn a_store_reaches_the_page_and_no_thread() {
         HALT_FOR_EVER,
     ]));
     let page = Page::new();
-    let bell = EventFd::new(EFD_NONBLOCK).unwrap();
+    let bell = vdpa::eventfd::new().unwrap();
     for round in 1..=3 {
         // First the eventfd, so that KVM has cached the absence of memory there; then, without a
         // gap, the page, and back.

@@ -45,7 +45,7 @@ impl PowerSignal {
     /// No eventfd can be created.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
-            event: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+            event: vdpa::eventfd::new()?,
             request: Mutex::new(None),
         })
     }

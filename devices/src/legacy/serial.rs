@@ -140,8 +140,7 @@ impl Serial {
     /// # Errors
     /// No eventfd can be created.
     pub fn new(interrupt: Arc<EventFd>, output: Box<dyn Write + Send>) -> io::Result<Self> {
-        let flags = libc::EFD_NONBLOCK | libc::EFD_CLOEXEC;
-        let input_space = Arc::new(EventFd::new(flags)?);
+        let input_space = Arc::new(vdpa::eventfd::new()?);
         let events = Events {
             input_space: Arc::clone(&input_space),
         };
@@ -152,7 +151,7 @@ impl Serial {
                 owes_interrupt: false,
             }),
             input_space,
-            output_waits: EventFd::new(flags)?,
+            output_waits: vdpa::eventfd::new()?,
         })
     }
 

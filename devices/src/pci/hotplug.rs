@@ -40,7 +40,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tracing::{debug, error};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::{PciBus, SLOTS, Slot};
 use crate::bus::BusDevice;
@@ -93,7 +93,7 @@ impl PciHotplug {
         Ok(Self {
             bus,
             interrupt,
-            event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            event: vdpa::eventfd::new()?,
             state: Mutex::default(),
         })
     }

@@ -68,8 +68,8 @@ fn queue(
     memory.write(buffer + 12, &[0xff; 6])?;
     Ok(Queue {
         ring: DriverQueue::new(Arc::clone(memory), SIZE, offset, features)?,
-        kick: EventFd::new(0)?,
-        call: EventFd::new(0)?,
+        kick: vdpa::eventfd::new()?,
+        call: vdpa::eventfd::new()?,
         piece: Piece {
             iova: memory.iova(buffer, u64::from(len))?,
             len,

@@ -20,7 +20,7 @@ use vdpa::iotlb::{Access, Iotlb, Mapping};
 use vdpa::iova::IovaRange;
 use vdpa::memory::SharedBuffer;
 use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, SplitLayout, Used};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 pub(crate) const RING_SIZE: u16 = 64;
 const RINGS: u64 = 1 << 20;
@@ -87,7 +87,7 @@ pub(crate) struct Queue {
 }
 
 fn eventfd() -> EventFd {
-    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap()
+    vdpa::eventfd::new().unwrap()
 }
 
 impl Queue {

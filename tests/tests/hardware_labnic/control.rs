@@ -2,7 +2,6 @@
 
 use lab::labnic::{self, Labnic};
 use vdpa::control_queue::{Command, MacTable, RxMode};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::client::{Client, frame, tagged, wait_for};
 use super::{A, B, BROADCAST, C, MULTICAST, add, count, exchange, kernel_is_well, text, two};
@@ -91,7 +90,7 @@ fn configuration_changes_interrupt() {
     let mut a = Client::start(&one);
     let mut b = Client::start(&other);
     exchange(&mut a, &mut b, 3);
-    let call = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap();
+    let call = vdpa::eventfd::new().unwrap();
     b.device().set_config_call(Some(&call)).unwrap();
     assert!(b.link_is_up());
     labnic::set_link(&other, false).unwrap();

@@ -27,7 +27,7 @@ use vdpa::memory::GuestMemory;
 use vdpa::relay::RelayedQueue;
 use vdpa::ring::split::GuestRing;
 use vm_memory::{Bytes, FileOffset, GuestAddress};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::frame::{self, Mac};
 use super::watchdog::{STALL, TICK, Watchdog};
@@ -178,7 +178,7 @@ pub(crate) struct Ring {
 impl Ring {
     fn new(memory: &Arc<GuestMemory>, queue: u16, start: u16, options: Options) -> Self {
         let base = 0x1_0000 * u64::from(queue);
-        let event = || Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        let event = || Arc::new(vdpa::eventfd::new().unwrap());
         let view = View {
             memory: Arc::clone(memory),
             queue,

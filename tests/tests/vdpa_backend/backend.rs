@@ -10,7 +10,6 @@ use lab::sim::{Mapping, SimDevice};
 use vdpa::memory::GuestMemory;
 use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
 use vm_memory::{Bytes as _, GuestAddress};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::support::frames::{Loopback as _, exchange, is_not_delivered, packet};
 use super::support::guest::{self, HIGH, REGION, Ring, wait};
@@ -160,7 +159,7 @@ fn a_new_interrupt_is_used_and_signalled_once() {
     let mut machine = Machine::new(&net);
     machine.start();
     exchange(&mut machine.nic, 5, &[MAC]);
-    let fresh = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    let fresh = Arc::new(vdpa::eventfd::new().unwrap());
     let change = QueueChange::Call {
         index: 0,
         call: Some(fresh.clone()),

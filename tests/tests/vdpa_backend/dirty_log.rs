@@ -10,13 +10,12 @@ use lab::sim::SimDevice;
 use vdpa::memory::GuestMemory;
 use vm_memory::bitmap::Bitmap as _;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::support::frames::{Loopback as _, exchange, packet};
 use super::support::guest::{HIGH, RAM_END, REGION, wait};
 use super::support::machine::{Machine, options};
 use super::support::nic::{PATIENCE, RECEIVE, TRANSMIT};
-use super::support::process::descriptors;
+use super::support::process::{descriptors, inheritable};
 use super::support::{FOREIGN, MAC, PINNING, SECOND, SHARED, net, second_net};
 use devices::virtio::vdpa::VdpaBackend;
 
@@ -96,6 +95,7 @@ fn relay_threads() -> usize {
 }
 
 fn begins_and_ends(net: &SimDevice) {
+    let inherited = inheritable();
     let mut machine = Machine::new(net);
     machine.start();
     exchange(&mut machine.nic, 20, &[MAC]);
@@ -114,6 +114,8 @@ fn begins_and_ends(net: &SimDevice) {
         }
         relay_threads_are(1);
         assert!(has(&machine).0 > before.0);
+        // An upgraded program, and one that is only asked, would keep them open for good.
+        assert_eq!(inheritable(), inherited);
         compare(&mut machine, 16, |machine| {
             exchange(&mut machine.nic, 40, &[MAC]);
         });
@@ -173,7 +175,7 @@ fn the_guest_changes_its_device_meanwhile() {
         for _ in 0..5 {
             exchange(&mut machine.nic, 10, &[MAC]);
             for index in [RECEIVE, TRANSMIT] {
-                let fresh = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+                let fresh = Arc::new(vdpa::eventfd::new().unwrap());
                 for call in [None, Some(Arc::clone(&fresh))] {
                     let change = QueueChange::Call { index, call };
                     machine.backend.change(change).unwrap();

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::command::{COMMAND_LEN_MAX, Command};
 use crate::Error;
@@ -176,8 +176,8 @@ impl ControlQueue {
             memory: buffer,
             parts,
             ring,
-            kick: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(event)?,
-            call: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(event)?,
+            kick: crate::eventfd::new().map_err(event)?,
+            call: crate::eventfd::new().map_err(event)?,
             in_flight: None,
         })
     }

@@ -9,7 +9,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::HEADER_LEN;
 use super::features::{Chains, Kick};
@@ -96,9 +96,7 @@ fn event(source: std::io::Error) -> Error {
 }
 
 fn eventfd() -> Result<Arc<EventFd>, Error> {
-    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
-        .map(Arc::new)
-        .map_err(event)
+    crate::eventfd::new().map(Arc::new).map_err(event)
 }
 
 impl Virtqueue {

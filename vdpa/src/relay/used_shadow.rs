@@ -12,7 +12,8 @@
 //! ```
 //! Outstanding chains are of two kinds:
 //! ```text
-//!   counted[head]  avail entries from the device's base on; exact
+//!   counted[head]  avail entries from the device's base on; exact. Not with IN_ORDER, where the
+//!                  avail entries themselves have the order
 //!   earlier        chains that the device took before the used shadow began: their number
 //!                  is known, but not their heads, for it may complete out of order. They
 //!                  are among the heads neither made available nor used since. If there
@@ -199,11 +200,15 @@ impl UsedShadow {
             let head = self.ring.avail_entry(self.avail.0)?;
             self.meet(head);
             let entry = self.counted.get_mut(usize::from(head));
-            // At most `size` times, so it cannot overflow.
-            *entry.ok_or(Violation::NoDescriptor {
+            let counted = entry.ok_or(Violation::NoDescriptor {
                 index: head,
                 size: u32::from(size),
-            })? += 1;
+            })?;
+            // With IN_ORDER the avail ring itself has the chains in flight, and none is reclaimed.
+            if !self.in_order {
+                // At most `size` are outstanding, so it cannot overflow.
+                *counted += 1;
+            }
             self.avail += 1;
         }
         Ok(())

@@ -10,7 +10,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use bellhop_api::machine::{DiskSummary, NicSummary, VmState, VmStatus};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
@@ -68,7 +68,7 @@ impl Controller {
     ) -> std::io::Result<(Arc<Self>, Starts)> {
         // A queue of one: a second request must wait for the first one's answer.
         let (starts, queue) = sync_channel(1);
-        let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let wake = Arc::new(vdpa::eventfd::new()?);
         let controller = Arc::new(Self {
             phase: Mutex::new(Phase::BeforeBoot(None)),
             view: watch::Sender::new(VmStatus {

@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 /// Bytes kept: how far a reader may fall behind.
 pub(super) const CAPACITY: usize = 256 * 1024;
@@ -65,7 +65,7 @@ impl History {
                 end: 0,
                 awaited: true,
             }),
-            written: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            written: vdpa::eventfd::new()?,
         }))
     }
 

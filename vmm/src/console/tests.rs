@@ -3,7 +3,7 @@ use std::fs::File;
 use std::io::{PipeReader, Read, Seek, SeekFrom, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
 use crate::event_loop::Ready;
@@ -53,7 +53,7 @@ fn pump(input: impl ConsoleInput + 'static, events: &EventLoop) -> InputPump {
 /// An event loop that never blocks in `wait`.
 fn events() -> (EventLoop, EventFd) {
     let events = EventLoop::new().unwrap();
-    let always = EventFd::new(EFD_NONBLOCK).unwrap();
+    let always = vdpa::eventfd::new().unwrap();
     always.write(1).unwrap();
     events.add(always.as_raw_fd(), Token::Stop).unwrap();
     (events, always)

@@ -21,7 +21,7 @@ use devices::hypervisor::{MsiMessage, MsiVector, MsiVectors};
 use kvm_bindings::KvmIrqRouting;
 use kvm_ioctls::VmFd;
 use parking_lot::Mutex;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::routing::RoutingTable;
 
@@ -115,7 +115,7 @@ impl KvmMsiVectors {
 
 impl MsiVectors for KvmMsiVectors {
     fn allocate(&self) -> io::Result<Arc<dyn MsiVector>> {
-        let eventfd = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        let eventfd = vdpa::eventfd::new()?;
         let gsi = self
             .router
             .state
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn reading_the_pending_bit_does_not_consume_it() {
-        let eventfd = EventFd::new(EFD_NONBLOCK).unwrap();
+        let eventfd = vdpa::eventfd::new().unwrap();
         assert!(!readable(&eventfd));
         eventfd.write(3).unwrap();
         assert!(readable(&eventfd));

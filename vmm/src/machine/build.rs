@@ -13,7 +13,6 @@ use devices::legacy::power::{
 };
 use devices::legacy::serial::Serial;
 use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplug, Slot};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::device_manager::DeviceManager;
 use super::devices::{self as backends, Device};
@@ -118,7 +117,7 @@ impl Machine {
             writer,
         } = ConsoleOutput::attach(console, &events)
             .map_err(Error::failed("waiting for the console"))?;
-        let interrupt = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)
+        let interrupt = vdpa::eventfd::new()
             .map(Arc::new)
             .map_err(Error::failed("eventfd"))?;
         let serial_line =

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use bellhop_api::machine::AlarmInfo;
 use devices::virtio::backend::{Backend, SharedMemory};
 use vdpa::memory::GuestMemory;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::devices::Device;
 use super::end::End;
@@ -145,7 +145,7 @@ impl<M> Requests<M> {
         let (requests, queue) = mpsc::sync_channel(WAITING_MAX);
         let shared = Arc::new(Shared {
             requests,
-            wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            wake: vdpa::eventfd::new()?,
             publisher: StatusPublisher::default(),
             memory: Arc::downgrade(memory),
             ram: Arc::downgrade(ram),

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 /// Asks a machine to stop, from any thread or from a signal handler. Clones address the same
 /// machine. The request stays set: a machine that runs later stops at once.
@@ -25,7 +25,7 @@ impl StopHandle {
     /// # Errors
     /// The process has no free descriptor.
     pub fn new() -> io::Result<Self> {
-        let event = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        let event = vdpa::eventfd::new()?;
         Ok(Self(Arc::new(StopWish {
             event,
             asked: AtomicBool::new(false),
@@ -58,7 +58,7 @@ pub struct StatisticsHandle(pub(super) Arc<EventFd>);
 
 impl StatisticsHandle {
     pub(super) fn new() -> io::Result<Self> {
-        EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC).map(|event| Self(Arc::new(event)))
+        vdpa::eventfd::new().map(|event| Self(Arc::new(event)))
     }
 
     /// Requests the log entry. Safe in a signal handler: it is one `write`.

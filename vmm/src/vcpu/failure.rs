@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 
 use parking_lot::Mutex;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 /// Why a vCPU cannot continue. The guest is lost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -99,7 +99,7 @@ impl Reports {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             first: Mutex::default(),
-            event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            event: vdpa::eventfd::new()?,
         })
     }
 

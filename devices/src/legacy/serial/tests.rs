@@ -28,7 +28,7 @@ impl Write for Slow {
 }
 
 fn port(room: usize) -> (Serial, Slow, Arc<EventFd>) {
-    let interrupt = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    let interrupt = Arc::new(vdpa::eventfd::new().unwrap());
     let writer = Slow::default();
     writer.room.store(room, Ordering::Relaxed);
     let serial = Serial::new(Arc::clone(&interrupt), Box::new(writer.clone())).unwrap();

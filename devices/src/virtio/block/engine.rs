@@ -170,8 +170,7 @@ impl Engine {
     /// io_uring cannot be used.
     pub(crate) fn new(disk: Disk, memory: SharedMemory) -> Result<Self, Error> {
         let ring = IoUring::new(u32::from(DEPTH)).map_err(unavailable)?;
-        let flags = libc::EFD_NONBLOCK | libc::EFD_CLOEXEC;
-        let completed = EventFd::new(flags).map_err(unavailable)?;
+        let completed = vdpa::eventfd::new().map_err(unavailable)?;
         let registered = ring.submitter().register_eventfd(completed.as_raw_fd());
         registered.map_err(unavailable)?;
         Ok(Self {

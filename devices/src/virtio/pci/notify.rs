@@ -25,14 +25,14 @@ use std::io;
 use std::sync::Arc;
 
 use tracing::{error, warn};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::layout::{NOTIFY, NOTIFY_STRIDE};
 use crate::hypervisor::{DoorbellPage, Doorbells};
 
 /// Creates one eventfd per queue, with counter 0.
 pub(super) fn kicks(queues: u16) -> io::Result<Vec<Arc<EventFd>>> {
-    let kick = |_| EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map(Arc::new);
+    let kick = |_| vdpa::eventfd::new().map(Arc::new);
     (0..queues).map(kick).collect()
 }
 

@@ -130,7 +130,7 @@ fn late_enable_and_new_vectors() {
     rng.change(QueueChange::Enable(driver.queue())).unwrap();
     rng.process(KICK);
     assert_eq!(driver.take_used(), Some((0, 8)));
-    let other = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
+    let other = Arc::new(vdpa::eventfd::new().unwrap());
     rng.change(QueueChange::Call {
         index: 0,
         call: Some(Arc::clone(&other)),

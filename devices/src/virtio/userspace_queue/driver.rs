@@ -84,8 +84,8 @@ impl Driver {
                 device: 0x6000,
             },
             // Blocking on purpose: the backend has to make it non-blocking.
-            kick: Arc::new(EventFd::new(0).unwrap()),
-            call: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
+            kick: Arc::new(vdpa::eventfd::new().unwrap()),
+            call: Arc::new(vdpa::eventfd::new().unwrap()),
             next_descriptor: 0,
             avail: 0,
             used: 0,

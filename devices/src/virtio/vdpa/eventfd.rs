@@ -1,6 +1,6 @@
 //! Eventfds of a vhost-vdpa device: new ones, and signals.
 
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::Error;
 
@@ -8,7 +8,7 @@ pub(super) const EVENTFD: &str =
     "cannot create or use an eventfd; the limit of open files (ulimit -n) may be too low";
 
 pub(super) fn new_eventfd() -> Result<EventFd, Error> {
-    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::context(EVENTFD))
+    vdpa::eventfd::new().map_err(Error::context(EVENTFD))
 }
 
 /// Signals an eventfd. The only possible failure is a counter at its maximum, which is readable

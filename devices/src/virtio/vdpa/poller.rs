@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vdpa::relay::{Pause, Strategy, SvqSet};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::eventfd::signal;
 use crate::Error;
@@ -89,7 +89,7 @@ impl Poller {
     fn spawn(memory: &SharedMemory, failed: &Arc<EventFd>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             park: AtomicBool::new(false),
-            wake: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
+            wake: vdpa::eventfd::new()?,
             failed: Arc::clone(failed),
             memory: Arc::clone(memory),
         });

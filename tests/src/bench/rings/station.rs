@@ -25,7 +25,7 @@ use vdpa::memory::GuestMemory;
 use vdpa::netdev::{Driver, Kick, Netdev, Options, QueuePair};
 use vdpa::relay::{Pause, Strategy, SvqSet};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::{failed, wait};
 use crate::error::{Error, Result};
@@ -93,7 +93,7 @@ impl Station {
             .pairs
             .pop()
             .ok_or_else(|| Error::invalid("the network driver", "it has no queues"))?;
-        let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
+        let event = vdpa::eventfd::new();
         let wake = Arc::new(event.map_err(Error::system("create an eventfd"))?);
         let (requests, asked) = mpsc::channel();
         let (answer, answers) = mpsc::channel();

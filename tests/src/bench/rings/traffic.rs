@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use vdpa::control_queue::MacAddress;
 use vdpa::netdev::{QueuePair, Received};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::{failed, wait};
 use crate::error::{Error, Result};
@@ -96,8 +96,7 @@ impl Traffic {
             stop: AtomicBool::new(false),
             demand: AtomicU32::new(0),
             arrived: AtomicU32::new(0),
-            changed: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
-                .map_err(Error::system("create an eventfd"))?,
+            changed: vdpa::eventfd::new().map_err(Error::system("create an eventfd"))?,
         });
         let theirs = Arc::clone(&shared);
         let macs: Vec<MacAddress> = ends.iter().map(|(_, mac)| *mac).collect();

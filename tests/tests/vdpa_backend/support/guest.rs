@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use vdpa::memory::GuestMemory;
 use vm_memory::{ByteValued, Bytes, FileOffset, GuestAddress};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::frames::Loopback;
 use super::nic::{PATIENCE, RECEIVE, TRANSMIT};
@@ -91,7 +91,7 @@ pub(crate) struct Ring {
 impl Ring {
     pub(crate) fn new(memory: &Arc<GuestMemory>, index: u16) -> Self {
         let start = 0x1_0000 * (u64::from(index) + 1);
-        let event = || Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        let event = || Arc::new(vdpa::eventfd::new().unwrap());
         Self {
             memory: Arc::clone(memory),
             index,

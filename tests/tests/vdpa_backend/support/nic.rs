@@ -20,7 +20,7 @@ use vdpa::memory::SharedBuffer;
 use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, SplitLayout};
 use vdpa::uapi::BackendFeatures;
 use vdpa::window::PrivateWindow;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::frames::Loopback;
 use super::guest::wait;
@@ -55,8 +55,8 @@ impl Queue {
     fn new(memory: &Arc<SharedBuffer>, number: u64) -> Self {
         Self {
             ring: ring(memory, number),
-            kick: EventFd::new(EFD_NONBLOCK).unwrap(),
-            call: EventFd::new(EFD_NONBLOCK).unwrap(),
+            kick: vdpa::eventfd::new().unwrap(),
+            call: vdpa::eventfd::new().unwrap(),
             buffers: BTreeMap::new(),
         }
     }

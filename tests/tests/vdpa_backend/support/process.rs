@@ -11,6 +11,21 @@ pub(crate) fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
+/// The open files that a program executed by this process would inherit.
+pub(crate) fn inheritable() -> Vec<String> {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+    let open = entries.map_while(Result::ok).filter_map(|entry| {
+        let fd = entry.file_name().into_string().unwrap();
+        // The descriptor of this directory is closed by the time of the last read.
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = i32::from_str_radix(flags.unwrap().trim(), 8).unwrap();
+        let target = std::fs::read_link(entry.path()).ok()?;
+        (flags & libc::O_CLOEXEC == 0).then(|| format!("{fd}: {}", target.display()))
+    });
+    open.collect()
+}
+
 /// Bytes of memory that devices have pinned (`VmPin`).
 pub(crate) fn pinned() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();

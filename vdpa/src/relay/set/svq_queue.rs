@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::device::{VringAddresses, VringBase, VringConfig};
 use crate::iotlb::{Access, Iotlb, Mapping};
@@ -124,7 +124,7 @@ impl SvqQueue {
             .map(Arc::new)
             .map_err(Error::context("cannot allocate the private rings"))?;
         let no_event = "cannot create an eventfd";
-        let event = || EventFd::new(EFD_NONBLOCK).map_err(Error::context(no_event));
+        let event = || crate::eventfd::new().map_err(Error::context(no_event));
         let (kick, hint) = (event()?, event()?);
         // All or nothing: dropping the batch rolls it back.
         let read_only = layout.writable_offset();

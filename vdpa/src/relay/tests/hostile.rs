@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::model::{ADDRESSES, RingSim, SIZE, Space, buffer, layout};
 use crate::device::VringBase;
 use crate::memory::SharedBuffer;
-use crate::relay::{FullShadow, Strategy as How, Svq, UsedShadow};
+use crate::relay::{FullShadow, Position, Strategy as How, Svq, UsedShadow};
 use crate::ring::Violation;
 use crate::ring::split::{DeviceQueue, GuestRing};
 use crate::{Error, ErrorKind};
@@ -271,6 +271,37 @@ fn one_element_completes_a_batch() {
         violation(pass(&mut sim).unwrap_err()),
         Violation::NotOutstanding { id: last }
     );
+}
+
+/// With IN_ORDER a pass returns chains by the avail ring and counts none: a driver with few buffers
+/// makes one head available without limit.
+#[test]
+fn in_order_uses_of_one_head_are_unlimited() {
+    let mut sim = RingSim::new(false, false, 0);
+    let private = Arc::clone(&sim.space.private);
+    let queue = UsedShadow::new(sim.ring(), private, layout().size(), false, true, 0).unwrap();
+    sim.device.ring = queue.addresses();
+    sim.relay = Some(Box::new(queue));
+    sim.space
+        .descriptor(ADDRESSES.descriptor, buffer(0), 1, 2, 0);
+    for slot in 0..u64::from(SIZE) {
+        sim.space.set_u16(ADDRESSES.driver + 4 + 2 * slot, 0);
+    }
+    for _ in 0..=u16::MAX {
+        let next = sim.device.used.wrapping_add(1);
+        sim.space.set_u16(ADDRESSES.driver + 2, next);
+        sim.device.put(0, 1);
+        sim.device.publish(next);
+        pass(&mut sim).unwrap();
+    }
+    sim.space.set_u16(ADDRESSES.driver + 2, 2);
+    let position = sim.relay.as_mut().unwrap().settle().unwrap();
+    let expected = Position::Split {
+        used: 0,
+        available: 2,
+        in_flight: vec![0, 0],
+    };
+    assert_eq!(position, expected);
 }
 
 /// Writes a few bytes into a ring, as either side might.

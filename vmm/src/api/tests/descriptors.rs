@@ -100,7 +100,7 @@ fn descriptors_that_are_no_devices_are_refused_and_closed() {
         .write(true)
         .open("/dev/null")
         .unwrap();
-    let event = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
+    let event = vdpa::eventfd::new().unwrap();
     // SAFETY: the descriptor is open while `event` lives, which is the whole test.
     let event = unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&event)) };
     for (descriptor, words) in [

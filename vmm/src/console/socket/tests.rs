@@ -43,7 +43,7 @@ impl Rig {
         let (path, log) = (directory.join("socket"), directory.join("log"));
         let socket = ConsoleSocket::with_limit(&path, Some(&log), limit).unwrap();
         let events = EventLoop::new().unwrap();
-        let always = vmm_sys_util::eventfd::EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let always = vdpa::eventfd::new().unwrap();
         always.write(1).unwrap();
         events.add(always.as_raw_fd(), Token::Stop).unwrap();
         Self {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::thread;
 
 use vdpa::causes::in_one_line;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::compat::{self, Document, Here, MemoryMax};
 use super::{Direction, Migration, MigrationEnd, ReceiveConfig, load_tls};
@@ -81,7 +81,7 @@ impl Arriving {
         console: Console,
         stop: &StopHandle,
     ) -> Result<Machine, Error> {
-        let done = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(Error::failed("eventfd"))?;
+        let done = vdpa::eventfd::new().map_err(Error::failed("eventfd"))?;
         let incoming = IncomingMigration {
             arriving: self,
             console: Some(console),
