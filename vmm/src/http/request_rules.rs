@@ -18,6 +18,7 @@
 //! of requests. An operation without a description (the node's proxy) keeps its query parameters:
 //! the server that answers it checks them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::HttpBody as _;
@@ -31,7 +32,8 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Router, http};
 use bellhop_api::responses::error;
-use utoipa::openapi::path::{self, ParameterIn};
+use serde::Deserialize;
+use utoipa::openapi::path;
 use utoipa::openapi::{OpenApi, RefOr};
 
 use super::problem::HttpError;
@@ -53,6 +55,25 @@ pub struct RequestRules {
     operations: Vec<Operation>,
 }
 
+/// The part of a description that has rules: operations by path and method.
+#[derive(Debug, Default, Deserialize)]
+struct Described {
+    paths: BTreeMap<String, BTreeMap<String, DescribedOperation>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct DescribedOperation {
+    #[serde(default)]
+    parameters: Vec<DescribedParameter>,
+}
+
+#[derive(Debug, Deserialize)]
+struct DescribedParameter {
+    name: String,
+    #[serde(rename = "in")]
+    part: String,
+}
+
 /// A described operation.
 #[derive(Debug)]
 struct Operation {
@@ -65,24 +86,37 @@ struct Operation {
 }
 
 impl RequestRules {
-    /// The rules for the operations in `description`.
-    pub(super) fn of(description: &mut OpenApi) -> Self {
-        let mut described = Vec::new();
-        for (path, item) in &mut description.paths.paths {
-            for (method, operation) in operations(item) {
-                let queries = names(operation, ParameterIn::Query);
-                let headers = names(operation, ParameterIn::Header);
-                described.push(Operation {
+    /// The rules for the operations in `document`, a description in JSON that is part of the
+    /// program. A test fails if it cannot be read.
+    #[must_use]
+    pub fn of(document: &str) -> Self {
+        let described: Described = serde_json::from_str(document).unwrap_or_default();
+        let mut rules = Vec::new();
+        for (path, item) in described.paths {
+            for (method, operation) in item {
+                let Ok(method) = Method::from_bytes(method.to_ascii_uppercase().as_bytes()) else {
+                    continue;
+                };
+                let named = |part: &str| {
+                    let parameters = operation.parameters.iter();
+                    let parameters = parameters.filter(|parameter| parameter.part == part);
+                    parameters
+                        .map(|parameter| parameter.name.clone())
+                        .collect::<Vec<_>>()
+                };
+                let mut headers = named("header");
+                headers
+                    .iter_mut()
+                    .for_each(|name| name.make_ascii_lowercase());
+                rules.push(Operation {
                     method,
                     path: path.clone(),
-                    parameters: queries.map(str::to_owned).collect(),
-                    headers: headers.map(str::to_ascii_lowercase).collect(),
+                    parameters: named("query"),
+                    headers,
                 });
             }
         }
-        Self {
-            operations: described,
-        }
+        Self { operations: rules }
     }
 
     /// Adds these rules to each endpoint of `router`.
@@ -127,15 +161,6 @@ pub fn operations(
     ]
     .into_iter()
     .filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
-}
-
-/// The names of the parameters in this part of a request.
-fn names(operation: &path::Operation, part: ParameterIn) -> impl Iterator<Item = &str> {
-    let parameters = operation.parameters.iter().flatten();
-    parameters.filter_map(move |parameter| match parameter {
-        RefOr::T(one) if one.parameter_in == part => Some(one.name.as_str()),
-        _ => None,
-    })
 }
 
 fn check_conditions(operation: Option<&Operation>, headers: &HeaderMap) -> Result<(), HttpError> {

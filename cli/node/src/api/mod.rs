@@ -38,19 +38,19 @@ use axum::http::header::CONTENT_TYPE;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::any;
+#[cfg(test)]
 use utoipa::OpenApi;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
-use vmm::http::{self, ErrorBody};
+use vmm::http;
+use vmm::http::request_rules::RequestRules;
 
 use super::access::{self, Access};
 use super::context::Node;
-use bellhop_api::node::Event;
 
 pub(super) use management::KernelPermits;
 pub use version::API_LEVEL;
 
 /// What the description has beside the endpoints.
+#[cfg(test)]
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -71,61 +71,67 @@ pub use version::API_LEVEL;
             )
         ),
     ),
-    components(schemas(ErrorBody, Event))
+    components(schemas(vmm::http::ErrorBody, bellhop_api::node::Event))
 )]
 struct Description;
 
-fn registered() -> OpenApiRouter<Arc<Node>> {
-    OpenApiRouter::with_openapi(Description::openapi())
-        .routes(routes!(version::show))
-        .routes(routes!(cordon::put, cordon::remove))
-        .routes(routes!(vms::list))
-        .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
-        .routes(routes!(vm_state::put))
-        .routes(routes!(vm_plan::plan))
-        .routes(routes!(vm_console::open))
-        .routes(routes!(vm_logs::show))
-        .routes(routes!(
-            vm_nics::show,
-            vm_nics::put,
-            vm_nics::change,
-            vm_nics::remove
-        ))
-        .routes(routes!(vm_disks::list))
-        .routes(routes!(vm_disks::show, vm_disks::put, vm_disks::remove))
-        .routes(routes!(
-            migration::show,
-            migration::begin,
-            migration::cancel,
-            migration::resolve
-        ))
-        .routes(routes!(operations::list))
-        .routes(routes!(operations::show, operations::cancel))
-        .routes(routes!(operations::snapshot))
-        .routes(routes!(operations::upgrade))
-        .routes(routes!(snapshots::list))
-        .routes(routes!(snapshots::show, snapshots::remove))
-        .routes(routes!(snapshots::spec))
-        .routes(routes!(openapi))
-        .routes(routes!(events::follow))
-        .routes(routes!(metrics::show))
-        .routes(routes!(topology::show))
-        .routes(routes!(functions::list))
-        .routes(routes!(functions::show, functions::change))
-        .routes(routes!(ports::list))
-        .routes(routes!(ports::of_instance))
-        .routes(routes!(ports::show))
-        .routes(routes!(mgmtdevs::list))
-        .routes(routes!(vdpa_devices::list))
-        .routes(routes!(
-            vdpa_devices::show,
-            vdpa_devices::put,
-            vdpa_devices::change,
-            vdpa_devices::remove
-        ))
-        .routes(routes!(nics::list, nics::create))
-        .routes(routes!(nics::show, nics::remove))
-        .routes(routes!(doctor::show))
+vmm::endpoints! {
+    #[cfg(test)]
+    Arc<Node>:
+    version::show,
+    cordon::put,
+    cordon::remove,
+    vms::list,
+    vm::show,
+    vm::put,
+    vm::change,
+    vm::remove,
+    vm_state::put,
+    vm_plan::plan,
+    vm_console::open,
+    vm_logs::show,
+    vm_nics::show,
+    vm_nics::put,
+    vm_nics::change,
+    vm_nics::remove,
+    vm_disks::list,
+    vm_disks::show,
+    vm_disks::put,
+    vm_disks::remove,
+    migration::show,
+    migration::begin,
+    migration::cancel,
+    migration::resolve,
+    operations::list,
+    operations::show,
+    operations::cancel,
+    operations::snapshot,
+    operations::upgrade,
+    snapshots::list,
+    snapshots::show,
+    snapshots::remove,
+    snapshots::spec,
+    self::openapi,
+    events::follow,
+    metrics::show,
+    topology::show,
+    functions::list,
+    functions::show,
+    functions::change,
+    ports::list,
+    ports::of_instance,
+    ports::show,
+    mgmtdevs::list,
+    vdpa_devices::list,
+    vdpa_devices::show,
+    vdpa_devices::put,
+    vdpa_devices::change,
+    vdpa_devices::remove,
+    nics::list,
+    nics::create,
+    nics::show,
+    nics::remove,
+    doctor::show,
 }
 
 /// The served description; a test generates it and compares.
@@ -143,10 +149,9 @@ async fn openapi() -> Response {
 
 /// The router of all endpoints over `node`, for callers that `access` permits.
 pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
-    let (router, rules) = http::description::endpoints_and_rules(registered());
     // Tests generate the description of these from that of the VM's API.
-    let router = router.route("/v1/vms/{name}/{*rest}", any(proxy::forward));
-    let router = rules.around(router);
+    let router = endpoints().route("/v1/vms/{name}/{*rest}", any(proxy::forward));
+    let router = RequestRules::of(DOCUMENT).around(router);
     // Only permitted callers learn that a path does not exist.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
     http::named(checked).with_state(node)

@@ -21,15 +21,16 @@ use std::sync::Arc;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use axum::{Router, middleware};
+#[cfg(any(test, feature = "testing"))]
 use utoipa::OpenApi;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::controller::Controller;
+use crate::http;
 use crate::http::descriptors::discard;
-use crate::http::{self, ErrorBody, description};
+use crate::http::request_rules::RequestRules;
 
 /// The description, except for the endpoints.
+#[cfg(any(test, feature = "testing"))]
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -41,34 +42,41 @@ use crate::http::{self, ErrorBody, description};
     // The mode of the socket controls access.
     security(()),
     servers((url = "/", description = "The Unix socket, as `bellhop run --api-socket` names it")),
-    components(schemas(ErrorBody))
+    components(schemas(crate::http::ErrorBody))
 )]
 struct Description;
 
-fn registered() -> OpenApiRouter<Arc<Controller>> {
-    OpenApiRouter::with_openapi(Description::openapi())
-        .routes(routes!(vm::show, vm::configure, vm::change))
-        .routes(routes!(config::show))
-        .routes(routes!(watch::wait))
-        .routes(routes!(actions::power_button))
-        .routes(routes!(actions::reset))
-        .routes(routes!(snapshot::write))
-        .routes(routes!(restore::restore))
-        .routes(routes!(upgrade::upgrade))
-        .routes(routes!(
-            migration::show,
-            migration::begin,
-            migration::resolve,
-            migration::cancel
-        ))
-        .routes(routes!(actions::nmi))
-        .routes(routes!(nic::list))
-        .routes(routes!(nic::show, nic::put, nic::change, nic::remove))
-        .routes(routes!(actions::announce))
-        .routes(routes!(disk::list))
-        .routes(routes!(disk::show, disk::put, disk::change, disk::remove))
-        .routes(routes!(metrics::show))
-        .routes(routes!(openapi))
+crate::endpoints! {
+    #[cfg(any(test, feature = "testing"))]
+    Arc<Controller>:
+    vm::show,
+    vm::configure,
+    vm::change,
+    config::show,
+    watch::wait,
+    actions::power_button,
+    actions::reset,
+    snapshot::write,
+    restore::restore,
+    upgrade::upgrade,
+    migration::show,
+    migration::begin,
+    migration::resolve,
+    migration::cancel,
+    actions::nmi,
+    nic::list,
+    nic::show,
+    nic::put,
+    nic::change,
+    nic::remove,
+    actions::announce,
+    disk::list,
+    disk::show,
+    disk::put,
+    disk::change,
+    disk::remove,
+    metrics::show,
+    self::openapi,
 }
 
 /// The served description; a test generates it and compares.
@@ -92,8 +100,8 @@ async fn openapi() -> Response {
 
 /// The router of all endpoints over `controller`.
 pub(super) fn router(controller: Arc<Controller>) -> Router {
-    let (router, rules) = description::endpoints_and_rules(registered());
+    let router = RequestRules::of(DOCUMENT).around(endpoints());
     // The outermost layer: also for requests to paths that do not exist.
-    let router = http::surround(rules.around(router)).layer(middleware::from_fn(discard));
+    let router = http::surround(router).layer(middleware::from_fn(discard));
     router.with_state(controller)
 }
