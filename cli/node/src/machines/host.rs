@@ -362,6 +362,13 @@ impl Host for Machines {
             let wanted = RestoreRequest {
                 path: path.clone(),
                 vdpa: config.vdpa,
+                // Of the snapshot as it was checked, and of the client.
+                allow_paths: record
+                    .running()
+                    .files()
+                    .chain(record.spec.machine().files())
+                    .map(Path::to_owned)
+                    .collect(),
                 paused: false,
             };
             let wanted = Some(&wanted);
