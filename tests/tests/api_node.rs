@@ -90,6 +90,32 @@ fn a_killed_daemons_machine_is_adopted() {
 }
 
 #[test]
+fn an_empty_state_directory_ends_no_machine() {
+    require_lab().unwrap();
+    let mut daemon = Daemon::start("empty");
+    let before = Traces::now(&daemon);
+    let spec = daemon.tiny(&json!([nic("net0", MAC)]));
+    daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let vm = daemon.await_phase("web", "Running");
+    let during = Traces::now(&daemon);
+    daemon.kill();
+    let said = daemon.refused_with_empty_state();
+    let named = format!("web (process {})", vm["status"]["pid"]);
+    for part in [named.as_str(), "/state: mount it", "--end-orphans"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    daemon.start_again();
+    let found = daemon.await_phase("web", "Running");
+    assert_eq!(found["status"]["pid"], vm["status"]["pid"], "{found}");
+    during.same(&daemon);
+    daemon
+        .api
+        .done("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
+    before.same(&daemon);
+}
+
+#[test]
 fn a_machine_that_is_killed_is_started_again_and_one_that_is_stopped_is_not() {
     require_lab().unwrap();
     let daemon = Daemon::start("policy");

@@ -80,6 +80,7 @@ fn restored(saved: &Place, socket: &Place, device: &SimDevice) -> Guest {
     let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
     command
         .args(["run", "--restore", saved.text()])
+        .args(BellhopArguments::small().unwrap().allow_boot_files())
         .args(["--vdpa", &nic(device)])
         .args(["--api-socket", socket.text()]);
     Guest::start_restored(command, NOTICE).unwrap()

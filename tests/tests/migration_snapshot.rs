@@ -51,6 +51,7 @@ fn restore_command(snapshot: &TempPath, device: &SimDevice, socket: &TempPath) -
     let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
     command
         .args(["run", "--restore", snapshot.text()])
+        .args(BellhopArguments::small().unwrap().allow_boot_files())
         .args(["--vdpa", &nic(device)])
         .args(["--api-socket", socket.text()]);
     command
@@ -159,7 +160,19 @@ fn a_paused_machine_is_saved_and_restored_paused() {
         assert!(started.elapsed() < NOTICE, "no API");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let body = json!({ "path": saved.text(), "paused": true });
+    // A snapshot opens no file or device that its client does not name.
+    let arguments = BellhopArguments::small().unwrap();
+    let (kernel, ramdisk) = (arguments.kernel_image(), arguments.ramdisk());
+    let files = [kernel, ramdisk, device.path()];
+    for left_out in files {
+        let allowed: Vec<_> = files.into_iter().filter(|file| *file != left_out).collect();
+        let body = json!({ "path": saved.text(), "allow_paths": allowed });
+        let refused = client.ask("PUT", "/v1/vm/restore", Some(&body)).unwrap();
+        let named = refused.body.to_string();
+        let named = named.contains(left_out.to_str().unwrap());
+        assert!(refused.status == 422 && named, "{}", refused.body);
+    }
+    let body = json!({ "path": saved.text(), "allow_paths": files, "paused": true });
     client.done("PUT", "/v1/vm/restore", Some(&body)).unwrap();
     let vm = client.get("/v1/vm").unwrap();
     assert_eq!(

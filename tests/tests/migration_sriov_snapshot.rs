@@ -135,6 +135,7 @@ fn a_guest_on_vp_vdpa_is_saved_and_continues_here_and_on_another_function() {
         let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
         command
             .args(["run", "--restore", saved.text()])
+            .args(BellhopArguments::small().unwrap().allow_boot_files())
             .args(["--vdpa", &nic(device)])
             .args(["--api-socket", socket.text()]);
         let mut restored = Guest::start_restored(command, NOTICE).unwrap();

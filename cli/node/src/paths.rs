@@ -6,6 +6,7 @@
 //!                                       snapshots/NAME/      snapshots
 //!                                       cordoned             while it accepts no new VMs
 //!   RUNTIME  /run/bellhop        0755   node.socket          the API
+//!                                       owner                the ID of STATE, and its path
 //!                                       nics/          0700  records of created NICs
 //!                                       vms/NAME/      0700  a VM's sockets
 //! ```
@@ -53,6 +54,16 @@ impl Paths {
     /// The directory whose contents do not survive a reboot.
     pub(crate) fn runtime(&self) -> &Path {
         &self.runtime
+    }
+
+    /// The directory whose contents survive a reboot.
+    pub(crate) fn state(&self) -> &Path {
+        &self.state
+    }
+
+    /// The file that names the state directory of the runtime directory's VMs.
+    pub(crate) fn owner(&self) -> PathBuf {
+        self.runtime.join("owner")
     }
 
     /// The file of the node's store.

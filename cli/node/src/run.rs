@@ -55,6 +55,8 @@ pub struct Options {
     pub credentials: Credentials,
     /// The protection of migrations to and from this host.
     pub road: Option<Road>,
+    /// End the VMs that have no record, instead of refusing to start.
+    pub end_orphans: bool,
     /// The socket of an observer of each step.
     pub step_observer: Option<PathBuf>,
 }
@@ -64,7 +66,8 @@ const NOT_STARTED: &str = "cannot start the daemon";
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// The daemon cannot start: directories, sockets, certificates or its store cannot be used.
+/// The daemon cannot start: directories, sockets, certificates or its store cannot be used, or VMs
+/// run that it has no records of.
 pub fn run(options: &Options) -> Result<(), Error> {
     options.paths.make().map_err(|(path, source)| {
         Error::failed(format!(
@@ -119,6 +122,8 @@ async fn serve(options: &Options) -> Result<(), Error> {
         Watcher::start(events.clone(), Box::new(listener)).map_err(Error::context(NOT_STARTED))?
     };
     let machines = machines(options, &events)?;
+    // Nothing else runs yet, so this may block.
+    machines.claim_runtime(options.end_orphans)?;
     machines.reconcile().await;
     // Before this, the NICs' devices are unknown.
     let _ = reconciled.set(machines.clone());

@@ -50,6 +50,9 @@ pub(crate) struct About {
     pub(crate) created_ms: u64,
     /// With the settings that the devices of its NICs had.
     pub(crate) spec: VmSpec,
+    /// The boot files of its process, which the spec may have replaced for the next start.
+    #[serde(default)]
+    pub(crate) files: Vec<PathBuf>,
 }
 
 /// A place where a snapshot is being written. Dropping it deletes the snapshot, unless it is
@@ -330,6 +333,7 @@ mod tests {
             vm: "web".to_owned(),
             created_ms: 7,
             spec: serde_json::from_value(spec).unwrap(),
+            files: vec!["/k".into()],
         }
     }
 

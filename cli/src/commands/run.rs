@@ -55,8 +55,9 @@ Examples:
     bellhop run --file machine.toml --api-socket vm.socket
     curl --unix-socket vm.socket http://vm/v1/vm
 
-  From a snapshot, on another vDPA device than before:
-    bellhop run --restore vm.snapshot --vdpa id=nic0,path=/dev/vhost-vdpa-3
+  From a snapshot, on another vDPA device than before; it may use the files in /srv/web:
+    bellhop run --restore vm.snapshot --vdpa id=nic0,path=/dev/vhost-vdpa-3 \\
+        --allow-path /srv/web
 
   A running VM from another host, which sends it to port 7444 of this one. Its next reboot uses the
   kernel on this host (over unix:PATH the kernel of the source, if none is given):
@@ -111,6 +112,18 @@ pub(crate) struct Arguments {
         ]
     )]
     restore: Option<PathBuf>,
+
+    /// With --restore: a file that the snapshot may name, or a directory above such files (may be
+    /// repeated). Without it the VM opens no kernel, initramfs, disk or device that only the
+    /// snapshot names
+    // clap does not require an option that conflicts with another one on the command line.
+    #[arg(
+        long = "allow-path",
+        value_name = "PATH",
+        requires = "restore",
+        conflicts_with_all = ["kernel", "file", "receive"]
+    )]
+    allow_paths: Vec<PathBuf>,
 
     /// Wait at unix:/PATH or tcp:HOST:PORT for a running VM from another process
     /// (`POST /v1/vm/migration`)
@@ -190,9 +203,7 @@ impl Arguments {
             // Takes the descriptors before any other is opened.
             inherited::take(&mut self.vdpa)?;
             let mut snapshot = Snapshot::open(&directory)?;
-            for nic in self.vdpa {
-                snapshot.replace_nic(nic)?;
-            }
+            snapshot.adapt(self.vdpa, &self.allow_paths)?;
             return Ok(Some(Origin::Snapshot(Box::new(snapshot))));
         }
         if let Some(listen) = self.receive.take() {
@@ -439,6 +450,10 @@ mod tests {
             assert!(parse(&format!("{here} {more}")).is_err(), "{more}");
         }
         assert!(parse("--restore s --kernel k").is_err());
+        let run = parse("--restore s --allow-path /a --allow-path b").unwrap();
+        assert_eq!(run.allow_paths, ["/a", "b"].map(PathBuf::from));
+        assert!(parse("--kernel k --allow-path /a").is_err());
+        assert!(parse("--restore s --allow-path=").is_err());
         parse("--kernel k --vdpa path=/dev/v").unwrap();
         assert!(parse("--vdpa path=/dev/v --api-socket s").is_err());
     }

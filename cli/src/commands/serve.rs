@@ -65,6 +65,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/bellhop")]
     runtime_dir: PathBuf,
 
+    /// End VMs that run in the runtime directory without a record in the state directory. Without
+    /// this the daemon refuses to start beside them. Their guests lose their state
+    #[arg(long)]
+    end_orphans: bool,
+
     /// The log level of the VMs' processes, each with STATE-DIR/vms/NAME/vmm.log
     #[arg(long, value_name = "LEVEL", value_parser = logging::level(), default_value = "warn")]
     machine_log_level: LevelFilter,
@@ -187,6 +192,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         log_level: arguments.machine_log_level.to_string(),
         credentials: arguments.credentials.clone(),
         road: arguments.move_by.road(),
+        end_orphans: arguments.end_orphans,
         step_observer: arguments.step_observer.clone(),
     });
     done.map_err(|error| Error::transparent(ErrorKind::Failed, error))?;

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::files;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -123,6 +124,17 @@ impl BellhopArguments {
     /// The guest's ramdisk.
     pub fn ramdisk(&self) -> &Path {
         &self.initramfs
+    }
+
+    /// Options of `bellhop run --restore`: the snapshot may name the guest's kernel and ramdisk.
+    pub fn allow_boot_files(&self) -> [&OsStr; 4] {
+        let option = OsStr::new("--allow-path");
+        [
+            option,
+            self.kernel.as_os_str(),
+            option,
+            self.initramfs.as_os_str(),
+        ]
     }
 
     /// The guest's kernel command line.

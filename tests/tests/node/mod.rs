@@ -84,21 +84,34 @@ impl Daemon {
         self.directory.with_extension(name)
     }
 
-    fn spawn(&mut self, steps: Option<&Steps>) {
-        let bellhop = std::env::var_os("BELLHOP").unwrap();
-        let child = Command::new(bellhop)
+    fn command(&self, state: &str) -> Command {
+        let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+        command
             .args(["--log-level", "info", "serve"])
             .args(["--machine-log-level", "info"])
             .arg("--state-dir")
-            .arg(self.directory.join("state"))
+            .arg(self.directory.join(state))
             .arg("--runtime-dir")
             .arg(self.directory.join("run"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn spawn(&mut self, steps: Option<&Steps>) {
+        let mut command = self.command("state");
+        command
             .args(steps.map(|_| "--step-observer"))
-            .args(steps.map(Steps::path))
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
-        self.child = Some(child);
+            .args(steps.map(Steps::path));
+        self.child = Some(command.spawn().unwrap());
+    }
+
+    /// Starts it with an empty state directory, which it refuses. Returns its log.
+    pub(crate) fn refused_with_empty_state(&self) -> String {
+        let refused = self.command("empty").output().unwrap();
+        fs::remove_dir_all(self.directory.join("empty")).unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(1), "{said}");
+        said
     }
 
     /// Kills all processes that are marked as VMs of this daemon.

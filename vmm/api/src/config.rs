@@ -15,7 +15,7 @@ mod size;
 mod vdpa;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::de::{self, Deserializer, MapAccess, Visitor};
@@ -105,6 +105,13 @@ impl VmConfig {
         };
         *old = nic;
         Ok(())
+    }
+
+    /// The files that the VM opens: its kernel, its initramfs and its disks.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let disks = self.disks.iter().map(|disk| disk.path.as_path());
+        let boot = std::iter::once(self.kernel.as_path()).chain(self.initramfs.as_deref());
+        boot.chain(disks)
     }
 }
 

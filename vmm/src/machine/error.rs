@@ -179,6 +179,13 @@ pub enum SnapshotError {
     /// A device was saved that the configuration does not have.
     #[error("the snapshot has a device {0} that its configuration does not have")]
     NoDevice(String),
+    /// The snapshot names files that the caller did not allow.
+    #[error(
+        "the snapshot names files of this host that are not allowed: {}; if the guest may use \
+         them, allow each with --allow-path PATH (in the API `allow_paths`)",
+        .0.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NotAllowed(Vec<PathBuf>),
     /// The configuration has a device that was not saved.
     #[error("the snapshot has no state of the device {0}")]
     DeviceNotSaved(String),

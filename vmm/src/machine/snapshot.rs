@@ -3,13 +3,14 @@
 //! Owns the content of a complete snapshot, and what may differ where it is restored. It must not
 //! know how a part of the machine is saved, nor how the files are laid out ([`crate::snapshot`]).
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use super::error::SnapshotError;
 use super::saved::SavedMachine;
-use crate::config::{NoSuchNic, VdpaConfig, VmConfig};
+use crate::config::{NoSuchNic, VdpaConfig, VdpaSource, VmConfig};
 use crate::memory::GuestRam;
 use crate::snapshot::directory::{NewSnapshot, STATE_FILE_MAX, Snapshot as Files};
 use crate::snapshot::format::Sections;
@@ -93,14 +94,44 @@ impl Snapshot {
         &self.machine.config
     }
 
-    /// Replaces the configuration of the NIC whose `id` `nic` has, including its device on this
-    /// host.
+    /// Replaces the configuration of the NICs with these names, including their devices on this
+    /// host. All other files and devices that the snapshot names must be `allowed`, or lie below
+    /// an allowed directory: anyone may have written the snapshot.
     ///
     /// # Errors
-    /// [`SnapshotError::NoNic`].
-    pub fn replace_nic(&mut self, nic: VdpaConfig) -> Result<(), SnapshotError> {
-        let replaced = self.machine.config.replace_nic(nic);
-        replaced.map_err(|NoSuchNic { id, has }| SnapshotError::NoNic { id, has })
+    /// [`SnapshotError::NoNic`], [`SnapshotError::NotAllowed`].
+    pub fn adapt(
+        &mut self,
+        nics: Vec<VdpaConfig>,
+        allowed: &[PathBuf],
+    ) -> Result<(), SnapshotError> {
+        let config = &mut self.machine.config;
+        let mut given: BTreeSet<String> = BTreeSet::new();
+        for nic in nics {
+            given.insert(nic.name());
+            let replaced = config.replace_nic(nic);
+            replaced.map_err(|NoSuchNic { id, has }| SnapshotError::NoNic { id, has })?;
+        }
+        // Of two NICs with one name, only the first was replaced.
+        let theirs = config.vdpa.iter().filter(|nic| !given.remove(&nic.name()));
+        let devices = theirs.flat_map(|nic| {
+            let device = match &nic.source {
+                VdpaSource::Path(path) => Some(path.as_path()),
+                VdpaSource::Number(_) | VdpaSource::Descriptor(_) => None,
+            };
+            device.into_iter().chain(nic.backup.as_deref())
+        });
+        let mut refused: Vec<PathBuf> = Vec::new();
+        for path in config.files().chain(devices) {
+            if !is_allowed(path, allowed) && !refused.iter().any(|one| one == path) {
+                refused.push(path.to_owned());
+            }
+        }
+        if refused.is_empty() {
+            Ok(())
+        } else {
+            Err(SnapshotError::NotAllowed(refused))
+        }
     }
 
     /// Sets whether the vCPUs stay parked.
@@ -113,5 +144,50 @@ impl Snapshot {
     pub(super) fn read_memory(&self, ram: &GuestRam) -> Result<(), SnapshotError> {
         let memory = self.files.memory();
         Ok(memory_image::restore(ram, memory, &self.digest)?)
+    }
+}
+
+/// Whether `allowed` has this path, or a directory above it.
+fn is_allowed(path: &Path, allowed: &[PathBuf]) -> bool {
+    let climbs = path.components().any(|part| part == Component::ParentDir);
+    let Ok(absolute) = std::path::absolute(path) else {
+        return false;
+    };
+    allowed.iter().any(|allowed| {
+        let below = std::path::absolute(allowed).is_ok_and(|above| absolute.starts_with(above));
+        path == allowed || (below && !climbs)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_allowed_by_itself_or_by_a_directory_above_it() {
+        let allowed = |path: &str, by: &str| is_allowed(path.as_ref(), &[PathBuf::from(by)]);
+        for (path, by) in [
+            ("/a/b", "/a/b"),
+            ("/a/b", "/a"),
+            ("/a/b", "/a/"),
+            ("/a//b", "/a/b"),
+            ("/a/../b", "/a/../b"),
+            ("b", "b"),
+            ("./b", "b"),
+        ] {
+            assert!(allowed(path, by), "{path} by {by}");
+        }
+        for (path, by) in [
+            ("/a/b", "/a/bc"),
+            ("/a/bc", "/a/b"),
+            ("/a/../etc/shadow", "/a"),
+            ("/a/b/..", "/a/b"),
+            ("/a/b", ""),
+            ("", "/"),
+            ("/a", "a"),
+        ] {
+            assert!(!allowed(path, by), "{path} by {by}");
+        }
+        assert!(!is_allowed("/a".as_ref(), &[]));
     }
 }

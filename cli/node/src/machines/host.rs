@@ -54,21 +54,6 @@ impl Machines {
         Vmm::new(&self.paths.api_socket(vm))
     }
 
-    /// Ends processes that carry this node's mark and whose VM is not `wanted`.
-    pub(crate) fn end_orphans(&self, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
-        let below = self.paths.runtime().join("vms");
-        for (mark, identity) in process::all_marked()? {
-            let name = mark.strip_prefix(&below).ok().and_then(Path::to_str);
-            if name.is_none_or(&wanted) {
-                continue;
-            }
-            let mark = mark.display();
-            tracing::warn!(%mark, pid = identity.pid, "ending an orphaned process");
-            end(identity)?;
-        }
-        Ok(())
-    }
-
     /// The error for a process that exited before it ran the VM. The text has the end of its log.
     fn ended_early(&self, vm: &VmName) -> Error {
         let said = self.end_of_log(vm);
@@ -240,7 +225,7 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
 }
 
 /// Ends a process if it exists.
-fn end(identity: Identity) -> io::Result<()> {
+pub(super) fn end(identity: Identity) -> io::Result<()> {
     Process::open(identity)?.map_or(Ok(()), |process| process.end(GRACE))
 }
 
@@ -377,6 +362,13 @@ impl Host for Machines {
             let wanted = RestoreRequest {
                 path: path.clone(),
                 vdpa: config.vdpa,
+                // Of the snapshot as it was checked, and of the client.
+                allow_paths: record
+                    .running()
+                    .files()
+                    .chain(record.spec.machine().files())
+                    .map(Path::to_owned)
+                    .collect(),
                 paused: false,
             };
             let wanted = Some(&wanted);

@@ -25,8 +25,9 @@
 //!
 //! A daemon that starts reads the store and checks the state of the host
 //! ([`steps::Lifecycle::reconcile`]). It adopts running processes, rolls back interrupted
-//! operations and starts VMs that should run. It deletes devices and processes that belong to none
-//! of its VMs. It touches nothing without its own mark.
+//! operations and starts VMs that should run. It deletes devices that belong to none of its VMs,
+//! and does not start while such processes run ([`ownership`]). It touches nothing without its own
+//! mark.
 //!
 //! Steps wait for the kernel and for other processes, so worker threads run them, to their end even
 //! if the client disconnects. Owns the set of VMs.
@@ -43,6 +44,7 @@ pub(crate) mod incoming;
 pub(crate) mod observer;
 pub(crate) mod operations;
 pub(crate) mod outgoing;
+mod ownership;
 pub(crate) mod pairing;
 mod plan;
 pub(crate) mod process;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::record::Record;
-use super::spec::{VmName, VmSpec};
+use super::spec::VmSpec;
 use super::steps::Reconciled;
 use super::vm_entry::{Live, VmEntry};
 use super::{Change, Machines, supervisor};
@@ -27,7 +27,7 @@ impl Machines {
         while tasks.join_next().await.is_some() {}
         let done = tokio::task::spawn_blocking(move || strays.remove_strays());
         if let Err(error) = done.await {
-            tracing::error!(%error, "cannot scan for orphaned devices and processes");
+            tracing::error!(%error, "cannot scan for orphaned devices");
         }
     }
 
@@ -72,18 +72,12 @@ impl Machines {
         self.tidy(entry);
     }
 
-    /// Deletes devices and processes of VMs that do not exist, and incomplete snapshots.
+    /// Deletes devices of VMs that do not exist, and incomplete snapshots. Processes of such VMs
+    /// were refused or ended before: see [`super::ownership`].
     fn remove_strays(&self) {
         if let Err(error) = Snapshots::of(&self.paths).remove_incomplete() {
             let error = &error as &dyn std::error::Error;
             tracing::error!(error, "cannot look for incomplete snapshots");
-        }
-        let known = |name: &str| {
-            let name = name.parse::<VmName>();
-            name.is_ok_and(|name| self.entries().contains_key(&name))
-        };
-        if let Err(error) = self.end_orphans(known) {
-            tracing::error!(%error, "cannot end orphaned processes");
         }
         let wanted = |device: &str| {
             let entries: Vec<Arc<VmEntry>> = self.entries().values().cloned().collect();

@@ -4,6 +4,7 @@
 //! files.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -51,6 +52,7 @@ impl Machines {
                 vm: vm.to_string(),
                 created_ms: milliseconds(since_1970()),
                 spec,
+                files: record.running().files().map(Path::to_owned).collect(),
             };
             Snapshots::of(&machines.paths).create(&name, &about)
         });
@@ -69,6 +71,7 @@ impl Machines {
         let snapshots = Snapshots::of(&self.paths);
         let saved = snapshots.open(name)?;
         check_devices(&spec, saved.config())?;
+        check_files(&spec, &snapshots.about(name)?.files, saved.config())?;
         let path = snapshots.machine(name);
         Ok(Record::restored(spec, path, saved.config()))
     }
@@ -101,6 +104,22 @@ fn check_devices(spec: &VmSpec, saved: &VmConfig) -> Result<(), Error> {
     }
     let message = "disks: the spec and the snapshot have different disks: give the same ones";
     Err(Error::invalid(message))
+}
+
+/// Fails if the snapshot names a file that this daemon did not record for it, and the client does
+/// not name.
+fn check_files(spec: &VmSpec, recorded: &[PathBuf], saved: &VmConfig) -> Result<(), Error> {
+    let known = |file: &Path| {
+        recorded.iter().any(|known| known == file) || spec.machine().files().any(|one| one == file)
+    };
+    match saved.files().find(|file| !known(file)) {
+        None => Ok(()),
+        Some(file) => Err(Error::invalid(format!(
+            "the snapshot names the file {}, but neither its description nor the spec does: give \
+             a spec with this kernel, initramfs or disk if the guest may use it",
+            file.display()
+        ))),
+    }
 }
 
 #[cfg(test)]
@@ -144,6 +163,21 @@ mod tests {
         assert_eq!(Record::restored(next, "/s".into(), &saved).running, None);
     }
 
+    #[test]
+    fn a_snapshot_names_only_files_of_its_vm() {
+        let saved = json!({ "kernel": "/k", "initramfs": "/i", "disks": [{ "path": "/a" }] });
+        let saved: VmConfig = serde_json::from_value(saved).unwrap();
+        let next = |more: &Value| spec(more);
+        let disks = json!([{ "path": "/a", "id": "disk0" }]);
+        let other = next(&json!({ "disks": disks }));
+        let recorded = ["/k", "/i"].map(PathBuf::from);
+        check_files(&other, &recorded, &saved).unwrap();
+        let error = check_files(&other, &recorded[..1], &saved).unwrap_err();
+        assert!(error.to_string().contains("the file /i,"), "{error}");
+        let same = next(&json!({ "kernel": "/k", "initramfs": "/i", "disks": disks }));
+        check_files(&same, &[], &saved).unwrap();
+    }
+
     #[tokio::test]
     async fn a_snapshot_that_cannot_be_restored_leaves_nothing() {
         let name = format!("node-restore-{}", std::process::id());
@@ -155,6 +189,7 @@ mod tests {
             vm: "web".to_owned(),
             created_ms: 1,
             spec: spec(&json!({})),
+            files: Vec::new(),
         };
         snapshots.create(&broken, &about).unwrap().complete();
         let machine = snapshots.machine(&broken);

@@ -3,6 +3,7 @@
 //! ```text
 //!   /var/lib/bellhop/node.redb   0600, in a directory 0700
 //!     meta   "schema" ──> the version below
+//!     identity  "id"  ──> the random ID of this file
 //!     vms    NAME     ──> JSON of a record
 //!     operations  ID  ──> the same
 //! ```
@@ -39,6 +40,11 @@ const CACHE: usize = 4 << 20;
 
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const SCHEMA_KEY: &str = "schema";
+
+const IDENTITY: TableDefinition<'_, &str, &str> = TableDefinition::new("identity");
+const ID_KEY: &str = "id";
+/// The kernel returns another random UUID at each read.
+const UUID: &str = "/proc/sys/kernel/random/uuid";
 
 /// Records of one kind, by name.
 pub(crate) type Table = TableDefinition<'static, &'static str, &'static [u8]>;
@@ -79,6 +85,29 @@ impl Store {
         };
         store.reopen(&mut store.database.lock())?;
         Ok(store)
+    }
+
+    /// The random ID of the file, which it keeps.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn id(&self) -> Result<String, Error> {
+        let new = fs::read_to_string(UUID).map_err(|source| file(Path::new(UUID), source))?;
+        self.with(|database| {
+            let transaction = database.begin_write()?;
+            let mut table = transaction.open_table(IDENTITY)?;
+            let found = table.get(ID_KEY)?.map(|id| id.value().to_owned());
+            let id = match found {
+                Some(id) => id,
+                None => {
+                    table.insert(ID_KEY, new.trim())?;
+                    new.trim().to_owned()
+                }
+            };
+            drop(table);
+            transaction.commit()?;
+            Ok(id)
+        })
     }
 
     /// All records of a table, by name.
@@ -204,8 +233,9 @@ impl Store {
                 file(&self.path, source)
             }
             other => failed(format!(
-                "{} is damaged: restore a copy, or move it away to begin with an empty store. VMs \
-                 keep running; a daemon with an empty store ends those without a record",
+                "{} is damaged: restore a copy (VMs keep running meanwhile). To begin with an \
+                 empty store, move the file away; while VMs run, the daemon then starts only with \
+                 --end-orphans, which ends them",
                 self.path.display()
             ))
             .because(other),

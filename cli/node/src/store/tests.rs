@@ -55,6 +55,18 @@ fn records_are_there_after_a_restart() {
 }
 
 #[test]
+fn the_id_stays_and_another_file_has_another_one() {
+    let directory = Directory::new("id");
+    let id = directory.open().unwrap().id().unwrap();
+    assert_eq!(id.len(), 36, "{id}");
+    let store = directory.open().unwrap();
+    assert_eq!(store.id().unwrap(), id);
+    drop(store);
+    fs::remove_file(directory.file()).unwrap();
+    assert_ne!(directory.open().unwrap().id().unwrap(), id);
+}
+
+#[test]
 fn one_daemon_at_a_time() {
     let directory = Directory::new("lock");
     let first = directory.open().unwrap();
@@ -126,6 +138,7 @@ fn rubbish_is_refused_with_the_remedy() {
             "{error}: {:?}",
             std::error::Error::source(&error)
         );
+        assert!(error.to_string().contains("--end-orphans"), "{error}");
         assert_eq!(fs::read(directory.file()).unwrap(), rubbish);
     }
 }

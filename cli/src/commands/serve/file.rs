@@ -84,11 +84,13 @@ fn with_default(
     Ok(words)
 }
 
-/// The options that a file may have, by name: those of the daemon, and of its log.
+/// The options that a file may have, by name: those of the daemon, and of its log. Options without
+/// a value, such as --end-orphans, are for one start only.
 fn options(serve: &Command) -> impl Iterator<Item = (&str, &Arg)> {
     let is_for_file = |option: &&Arg| {
         option.get_help_heading() != Some("Output options")
-            && !["config", "help", "version"].contains(&option.get_id().as_str())
+            && option.get_action().takes_values()
+            && option.get_id() != "config"
     };
     let options = serve.get_arguments().filter(is_for_file);
     options.filter_map(|option| Some((option.get_long()?, option)))

@@ -27,7 +27,8 @@ Examples:
 
 To a directory that the daemon does not manage, and from there to a process without the daemon:
   bellhop vm snapshot web /srv/web.snapshot
-  bellhop run --restore /srv/web.snapshot --vdpa id=net0,path=/dev/vhost-vdpa-3")]
+  bellhop run --restore /srv/web.snapshot --vdpa id=net0,path=/dev/vhost-vdpa-3 \\
+      --allow-path /srv/web")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]

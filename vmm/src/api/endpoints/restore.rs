@@ -20,7 +20,8 @@ use crate::machine::Snapshot;
 /// configuration. The guest resumes from the saved state, with its clock at that time.
 ///
 /// A snapshot that cannot run here is refused: another CPU, or a vDPA device without a negotiated
-/// feature. Another attempt may follow.
+/// feature. So is one that names a file that `allow_paths` does not have. Another attempt may
+/// follow.
 #[utoipa::path(put, path = "/v1/vm/restore", operation_id = "restore_vm",
     request_body = RestoreRequest, responses(
     (status = 204, description = "The machine runs, or is paused"),
@@ -34,6 +35,7 @@ pub(super) async fn restore(
     let RestoreRequest {
         path,
         mut vdpa,
+        allow_paths,
         paused,
     } = wanted;
     descriptors::give(&received, &mut vdpa)?;
@@ -41,9 +43,7 @@ pub(super) async fn restore(
     let opened = on_worker(move || {
         let mut snapshot = Snapshot::open(&path)?;
         snapshot.set_paused(paused);
-        for nic in vdpa {
-            snapshot.replace_nic(nic)?;
-        }
+        snapshot.adapt(vdpa, &allow_paths)?;
         Ok::<_, Error>(snapshot)
     });
     api.restore(opened.await??).await?;
