@@ -6,6 +6,8 @@ mod description;
 mod doctor;
 mod events;
 mod functions;
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
 mod listings;
 mod management;
 mod metrics;
@@ -47,6 +49,8 @@ use super::access::{self, Access};
 use super::context::Node;
 use bellhop_api::node::Event;
 
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::request_anything;
 pub(super) use management::KernelPermits;
 pub use version::API_LEVEL;
 
@@ -141,11 +145,14 @@ async fn openapi() -> Response {
     ([(CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
+/// The paths that are forwarded to the process of a VM, unless the daemon has an endpoint for them.
+const FORWARDED: &str = "/v1/vms/{name}/{*rest}";
+
 /// The router of all endpoints over `node`, for callers that `access` permits.
 pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
     let (router, rules) = http::description::endpoints_and_rules(registered());
     // Tests generate the description of these from that of the VM's API.
-    let router = router.route("/v1/vms/{name}/{*rest}", any(proxy::forward));
+    let router = router.route(FORWARDED, any(proxy::forward));
     let router = rules.around(router);
     // Only permitted callers learn that a path does not exist.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
