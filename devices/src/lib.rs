@@ -2,6 +2,16 @@
 //!
 //! Must not know KVM, HTTP, or files of the host other than a device's own backing.
 
+#![cfg_attr(
+    feature = "fuzz",
+    allow(
+        dead_code,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        reason = "models of the tests"
+    )
+)]
+
 pub mod bus;
 mod error;
 pub mod hypervisor;
@@ -13,4 +23,10 @@ pub mod virtio;
 pub use error::{Error, ErrorKind};
 
 #[cfg(test)]
+#[path = "../../tests/fuzz/shared/corpus.rs"]
+mod corpus;
+#[cfg(any(test, feature = "fuzz"))]
+#[path = "../../tests/fuzz/shared/steps.rs"]
+mod steps;
+#[cfg(any(test, feature = "fuzz"))]
 mod testing;

@@ -97,4 +97,41 @@ mod tests {
         assert_eq!(all.size(), None);
         assert!(all.contains(&last) && all.overlaps(&last) && !last.contains(&all));
     }
+
+    /// The addresses at both ends of the space.
+    fn ends() -> impl Iterator<Item = u64> + Clone {
+        (0..7).chain(u64::MAX - 6..=u64::MAX)
+    }
+
+    /// All ranges between the addresses at both ends of the space, against sets of addresses.
+    #[test]
+    fn all_ranges_at_both_ends_of_the_space_agree_with_sets() {
+        let pairs = ends().flat_map(|first| ends().map(move |last| (first, last)));
+        let mut ranges = Vec::new();
+        for (first, last) in pairs.clone() {
+            let range = IovaRange::new(first, last);
+            assert_eq!(range.is_some(), first <= last);
+            ranges.extend(range);
+        }
+        for (first, size) in pairs {
+            let end = u128::from(first) + u128::from(size);
+            let expected = size > 0 && end <= 1 << 64;
+            let range = IovaRange::from_size(first, size);
+            assert_eq!(range.is_some(), expected, "{first:#x} {size:#x}");
+            if let Some(range) = range {
+                assert_eq!((range.first(), range.size()), (first, Some(size)));
+            }
+        }
+        let holds = |range: &IovaRange, at: u64| range.first() <= at && at <= range.last();
+        for one in &ranges {
+            let size = u128::from(one.last()) - u128::from(one.first()) + 1;
+            assert_eq!(one.size().map(u128::from), (size < 1 << 64).then_some(size));
+            for other in &ranges {
+                // Ranges begin and end at these addresses, so they show each relation.
+                let mut here = ends().filter(|&at| holds(other, at));
+                assert_eq!(one.contains(other), here.clone().all(|at| holds(one, at)));
+                assert_eq!(one.overlaps(other), here.any(|at| holds(one, at)));
+            }
+        }
+    }
 }

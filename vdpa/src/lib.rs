@@ -66,9 +66,22 @@
 //! # }
 //! ```
 
+#![cfg_attr(
+    feature = "fuzz",
+    allow(
+        dead_code,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        reason = "models of the tests"
+    )
+)]
+
 pub mod causes;
 pub mod conformance;
 pub mod control_queue;
+#[cfg(test)]
+#[path = "../../tests/fuzz/shared/corpus.rs"]
+mod corpus;
 pub mod device;
 pub mod doorbell;
 mod error;
@@ -83,6 +96,9 @@ mod opaque_error;
 pub mod probe;
 pub mod relay;
 pub mod ring;
+#[cfg(any(test, feature = "fuzz"))]
+#[path = "../../tests/fuzz/shared/steps.rs"]
+mod steps;
 mod text_form;
 pub mod uapi;
 pub mod window;

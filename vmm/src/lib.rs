@@ -1,10 +1,23 @@
 //! Runs one virtual machine: builds and boots it, saves and migrates it, and serves its API.
 
+#![cfg_attr(
+    feature = "fuzz",
+    allow(
+        dead_code,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        reason = "models of the tests"
+    )
+)]
+
 pub mod acpi;
 pub mod api;
 pub mod boot;
 mod byte_count;
 pub mod console;
+#[cfg(test)]
+#[path = "../../tests/fuzz/shared/corpus.rs"]
+mod corpus;
 pub mod credentials;
 mod error;
 pub mod event_loop;

@@ -23,7 +23,7 @@ pub(super) struct Node {
     pub(super) consoles: Consoles,
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
 impl Node {
     /// A node with its files below this directory.
     pub(super) fn below(directory: &std::path::Path) -> Arc<Self> {

@@ -10,10 +10,23 @@
 //!           ── TCP, TLS ────> access/ (access control) ──^       store, machines, NICs, events
 //! ```
 
+#![cfg_attr(
+    feature = "fuzz",
+    allow(
+        dead_code,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        reason = "models of the tests"
+    )
+)]
+
 mod access;
 mod api;
 mod consoles;
 mod context;
+#[cfg(test)]
+#[path = "../../../tests/fuzz/shared/corpus.rs"]
+mod corpus;
 mod error;
 mod events;
 mod logs;
@@ -28,6 +41,8 @@ mod watcher;
 
 pub use access::{AccessFiles, CertificateFiles, Role, Token, Tokens};
 pub use api::API_LEVEL;
+#[cfg(any(test, feature = "fuzz"))]
+pub use api::request_anything;
 pub use error::Error;
 pub use machines::spec::file as vm_file;
 pub use paths::Paths;

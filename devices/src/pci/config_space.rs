@@ -344,6 +344,32 @@ mod tests {
         assert_eq!(space.read_u32(0x10), 4);
     }
 
+    /// All sizes of a BAR, with addresses of all ones, one bit, and all but one.
+    #[test]
+    fn all_sizes_of_a_bar_and_all_bits_of_its_address() {
+        let bits = (0..64).flat_map(|bit| [1u64 << bit, !(1u64 << bit)]);
+        let addresses: Vec<u64> = bits.chain([0, u64::MAX]).collect();
+        for exponent in 12..64 {
+            let size = 1u64 << exponent;
+            let mut space = space();
+            space.add_bar(2, size).unwrap();
+            for &address in &addresses {
+                for width in [1, 2, 4, 8] {
+                    let parts = address.to_le_bytes();
+                    for (at, part) in (0x18..).step_by(width).zip(parts.chunks(width)) {
+                        space.write(at, part);
+                    }
+                    let bar = space.bars()[1];
+                    assert_eq!((bar.size, bar.address), (size, address & !(size - 1)));
+                    let low = u64::from(space.read_u32(0x18));
+                    let read = u64::from(space.read_u32(0x1c)) << 32 | low;
+                    // Bit 2: a 64-bit memory BAR.
+                    assert_eq!(read, address & !(size - 1) | 4);
+                }
+            }
+        }
+    }
+
     #[test]
     fn bars_that_cannot_be() {
         let mut space = space();

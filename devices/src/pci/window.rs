@@ -115,6 +115,59 @@ mod tests {
         window.allocate(0x8000).unwrap_err();
     }
 
+    /// All windows of a few addresses at both ends of the space, with all sequences of allocations
+    /// and releases, against a search of each address.
+    #[test]
+    fn all_small_windows_give_the_lowest_free_address() {
+        let bases = (0..4).chain(u64::MAX - 7..=u64::MAX);
+        for (base, len) in bases.flat_map(|base| (0..10).map(move |len| (base, len))) {
+            let last = u128::from(base) + u128::from(len);
+            let exists = len > 0 && last <= 1 << 64;
+            assert_eq!(MmioWindow::new(base, len).is_ok(), exists);
+            if !exists {
+                continue;
+            }
+            let inside = |address: u128, size: u128| {
+                address >= base.into() && address + size <= last && size > 0
+            };
+            let window = MmioWindow::new(base, len).unwrap();
+            for address in (0..16).chain(u64::MAX - 15..=u64::MAX) {
+                for size in (0..12).chain([u64::MAX]) {
+                    let expected = inside(address.into(), size.into());
+                    assert_eq!(window.contains(address, size), expected);
+                }
+            }
+            // Each digit is a step: a size, 3 (no size), or the release of the oldest.
+            for sequence in 0..5u32.pow(4) {
+                let mut window = MmioWindow::new(base, len).unwrap();
+                let mut held: Vec<(u128, u128)> = Vec::new();
+                for step in 0..4 {
+                    let size = match sequence / 5u32.pow(step) % 5 {
+                        0 if held.is_empty() => continue,
+                        0 => {
+                            let (address, _) = held.remove(0);
+                            window.free(u64::try_from(address).unwrap());
+                            continue;
+                        }
+                        digit => [1, 2, 3, 4][usize::try_from(digit - 1).unwrap()],
+                    };
+                    let is_free = |address: &u128| {
+                        address.is_multiple_of(size)
+                            && inside(*address, size)
+                            && held.iter().all(|(other, span)| {
+                                address + size <= *other || other + span <= *address
+                            })
+                    };
+                    let mut addresses = u128::from(base)..last;
+                    let expected = addresses.find(is_free).filter(|_| size.is_power_of_two());
+                    let given = window.allocate(u64::try_from(size).unwrap());
+                    assert_eq!(given.ok().map(u128::from), expected);
+                    held.extend(expected.map(|address| (address, size)));
+                }
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn given_ranges_are_aligned_disjoint_and_inside(

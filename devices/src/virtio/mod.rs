@@ -2,6 +2,8 @@
 
 pub mod backend;
 pub mod block;
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
 pub mod pci;
 pub mod rng;
 pub mod saved_state;
@@ -9,6 +11,9 @@ pub mod single_queue;
 pub mod status;
 pub mod userspace_queue;
 pub mod vdpa;
+
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::rings_anything;
 
 /// Returns the versions of the saved states, by unique names. They cover the transport, each kind
 /// of backend, and the identity of a network device for another host. A program reads these

@@ -142,6 +142,20 @@ fn getrandom(mut buffer: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
+#[cfg(any(test, feature = "fuzz"))]
+impl Rng {
+    /// As [`Backend::activate`], also with a packed ring, which the device does not offer.
+    pub(super) fn activate_any(&mut self, activation: Activation) -> Result<(), Error> {
+        let packed = Offer {
+            features: FEATURES | 1 << virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED,
+            ..OFFER
+        };
+        let memory = Arc::clone(&self.memory);
+        self.active = Some(SingleQueue::activate(activation, packed, memory)?);
+        Ok(())
+    }
+}
+
 impl Backend for Rng {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_RNG

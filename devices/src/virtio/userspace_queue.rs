@@ -23,7 +23,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::backend::{Queue, QueueAddresses, SharedMemory};
 use crate::Error;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod driver;
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,13 @@ use std::process::{Command, ExitStatus, Stdio};
 /// It lacks the variables that cargo set for this program. A build script that reads one of them
 /// would run again, and every crate above it would be built again.
 pub fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    without_cargo(Command::new(
+        std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()),
+    ))
+}
+
+/// The command without the variables that cargo set for this program.
+pub fn without_cargo(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         if name
             .to_str()

@@ -78,6 +78,39 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// An attribute in a message.
+    fn frame(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(value.len() + 4).unwrap_or_default();
+        let mut bytes = length.to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    /// Messages with attributes of each kind, and datagrams.
+    fn valid() -> Vec<Vec<u8>> {
+        let mut seeds = Vec::new();
+        for choice in 0..8 {
+            for kinds in [1..60, 60..120, 120..180_u16] {
+                let mut input = vec![choice];
+                input.extend([0; 16].iter().take(if choice & 1 == 0 { 4 } else { 16 }));
+                for kind in kinds {
+                    let inner = frame(kind, &[1, 0, 0, 0, 0, 0, 0, 0]);
+                    input.extend(frame(kind, &inner));
+                }
+                seeds.push(input);
+            }
+        }
+        seeds.push(b"\x06add@/devices/vdpa0\0ACTION=add\0SUBSYSTEM=vdpa\0".to_vec());
+        seeds
+    }
+
+    #[test]
+    fn the_corpus_of_the_management_is_decoded() {
+        crate::corpus::replay("mgmt", valid, decode_anything);
+    }
+
     proptest! {
         #[test]
         fn anything_is_decoded_without_a_panic(
@@ -101,14 +134,6 @@ mod tests {
                 0..8,
             ),
         ) {
-            let frame = |kind: u16, value: &[u8]| {
-                let length = u16::try_from(value.len() + 4).unwrap_or_default();
-                let mut bytes = length.to_ne_bytes().to_vec();
-                bytes.extend(kind.to_ne_bytes());
-                bytes.extend(value);
-                bytes.resize(bytes.len().next_multiple_of(4), 0);
-                bytes
-            };
             let mut input = vec![choice];
             input.extend([0; 16].iter().take(if choice & 1 == 0 { 4 } else { 16 }));
             for (kind, inner) in outer {

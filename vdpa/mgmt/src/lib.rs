@@ -45,6 +45,9 @@ mod config;
 mod connection;
 pub mod connectivity;
 pub mod container;
+#[cfg(test)]
+#[path = "../../../tests/fuzz/shared/corpus.rs"]
+mod corpus;
 mod device;
 pub mod devlink;
 mod error;

@@ -261,6 +261,12 @@ impl ControlQueue {
         self.memory.range()
     }
 
+    /// The memory itself, for a device in this process.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<SharedBuffer> {
+        &self.memory
+    }
+
     /// Becomes readable when an answer may be there. Non-blocking.
     #[must_use]
     pub fn call(&self) -> &EventFd {

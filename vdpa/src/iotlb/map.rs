@@ -186,6 +186,35 @@ mod tests {
         assert!(map.insert(u64::MAX - 0xfff, 0x1000, ()).is_err());
     }
 
+    /// All triples of mappings in a few pages at both ends of the space, against sets of pages.
+    #[test]
+    fn all_triples_of_mappings_at_both_ends_of_the_space() {
+        const PAGES: u64 = 5;
+        const COUNTS: u64 = PAGES + 2;
+        for base in [0, u64::MAX - (PAGES * PAGE_SIZE - 1)] {
+            let range = IovaRange::from_size(base, PAGES * PAGE_SIZE).unwrap();
+            for mut number in 0..(PAGES * COUNTS).pow(3) {
+                let mut map = IovaMap::new(range);
+                let mut taken = 0u64;
+                for _ in 0..3 {
+                    let (first, count) = (number % PAGES, number / PAGES % COUNTS);
+                    number /= PAGES * COUNTS;
+                    let wanted = ((1 << count) - 1) << first;
+                    let fits = count > 0 && first + count <= PAGES && taken & wanted == 0;
+                    let at = base + first * PAGE_SIZE;
+                    let inserted = map.insert(at, count * PAGE_SIZE, ());
+                    assert_eq!(inserted.is_ok(), fits, "{map:?}: {at:#x}, {count} pages");
+                    taken |= if fits { wanted } else { 0 };
+                }
+                for page in 0..PAGES {
+                    let found = map.find(base + page * PAGE_SIZE + 0xfff).is_some();
+                    assert_eq!(found, taken >> page & 1 == 1);
+                }
+                assert_eq!(map.bytes(), u64::from(taken.count_ones()) * PAGE_SIZE);
+            }
+        }
+    }
+
     /// An operation, for the map and a naive model with one value per page.
     #[derive(Debug, Clone)]
     enum Operation {

@@ -33,7 +33,7 @@ mod full_shadow;
 mod pace;
 mod ring;
 mod set;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
 mod tests;
 mod used_shadow;
 
@@ -44,6 +44,8 @@ pub use self::dirty::Dirty;
 pub use self::full_shadow::FullShadow;
 pub use self::pace::{Pace, Pause, Signals};
 pub use self::set::{Prepared, Progress, RelayedQueue, SvqSet};
+#[cfg(any(test, feature = "fuzz"))]
+pub use self::tests::relay_anything;
 pub use self::used_shadow::UsedShadow;
 use crate::device::{VringAddresses, VringBase};
 use crate::{Error, ErrorKind};

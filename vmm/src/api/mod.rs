@@ -37,6 +37,8 @@
 mod controller;
 mod endpoints;
 mod error;
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
 mod server;
 mod start;
 
@@ -70,6 +72,8 @@ pub fn described() -> utoipa::openapi::OpenApi {
     endpoints::described()
 }
 
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::request_anything;
 pub use server::{Server, ServerError};
 pub use start::{StartRequest, Starts};
 

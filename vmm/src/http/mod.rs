@@ -23,6 +23,8 @@ pub mod parameters;
 pub mod problem;
 pub mod request_id;
 pub mod request_rules;
+#[cfg(any(test, feature = "testing"))]
+pub mod request_text;
 pub mod server;
 pub mod socket;
 mod worker;

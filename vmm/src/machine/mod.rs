@@ -54,7 +54,7 @@ mod devices;
 mod end;
 mod error;
 mod failover;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fake_machine;
 mod faults;
 mod generation;

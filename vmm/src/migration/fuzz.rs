@@ -173,6 +173,30 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Valid streams, each kind of frame at each place, and bytes without frames.
+    fn valid() -> Vec<Vec<u8>> {
+        let kinds = (0..10u8).flat_map(|kind| [kind, kind, 1, 0]);
+        let all: Vec<u8> = kinds.collect();
+        let turned = (0..10).map(|first| {
+            let mut frames = all.clone();
+            frames.rotate_left(4 * first);
+            [&[3][..], &frames].concat()
+        });
+        let good = [
+            [3u8, 0, 0, 0, 0],
+            [3, 1, 1, 0, 1],
+            [1, 0, 0, 0, 0],
+            [2, 0, 0, 0, 0],
+        ];
+        turned.chain(good.map(|input| input.to_vec())).collect()
+    }
+
+    #[test]
+    fn the_corpus_of_the_migration_starts_no_guest() {
+        let check = |input: &[u8]| assert_eq!(receive_anything(input), Ok(()));
+        crate::corpus::replay("migration", valid, check);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]

@@ -80,6 +80,28 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Sections of each name and version, framed in each way.
+    fn valid() -> Vec<Vec<u8>> {
+        let payload = postcard::to_stdvec(&(7_u64, "text", [1_u8, 2].as_slice())).unwrap();
+        let length = u8::try_from(payload.len()).unwrap();
+        let mut seeds = Vec::new();
+        for name in 0..4 {
+            for version in 0..4 {
+                seeds.push([&[2, name, version, length][..], &payload].concat());
+            }
+        }
+        let mut state = Vec::new();
+        pieces(&seeds[2][1..]).write(&mut state).unwrap();
+        seeds.push([&[0][..], &state].concat());
+        seeds.push([&[1][..], &state].concat());
+        seeds
+    }
+
+    #[test]
+    fn the_corpus_of_the_snapshots_is_decoded() {
+        crate::corpus::replay("snapshot", valid, decode_anything);
+    }
+
     proptest! {
         #[test]
         fn anything_is_decoded_without_a_panic(

@@ -21,6 +21,8 @@ mod certificates;
 mod check;
 #[cfg(test)]
 mod describe;
+#[cfg(any(test, feature = "fuzz"))]
+mod example;
 mod listener;
 mod permit;
 mod role;
@@ -41,6 +43,8 @@ pub(crate) use check::{RequestedBy, check};
 #[cfg(test)]
 pub(crate) use describe::{describe, faults};
 pub(crate) use listener::TlsListener;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) use listener::TlsPeer;
 pub(crate) use permit::{Permit, PermitEnd};
 pub(crate) use share::share_with;
 

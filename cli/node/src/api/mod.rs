@@ -6,6 +6,8 @@ mod description;
 mod doctor;
 mod events;
 mod functions;
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
 mod listings;
 mod management;
 mod metrics;
@@ -38,7 +40,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::any;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
 use utoipa::OpenApi;
 use vmm::http;
 use vmm::http::request_rules::RequestRules;
@@ -46,11 +48,13 @@ use vmm::http::request_rules::RequestRules;
 use super::access::{self, Access};
 use super::context::Node;
 
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::request_anything;
 pub(super) use management::KernelPermits;
 pub use version::API_LEVEL;
 
 /// What the description has beside the endpoints.
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -76,7 +80,7 @@ pub use version::API_LEVEL;
 struct Description;
 
 vmm::endpoints! {
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzz"))]
     Arc<Node>:
     version::show,
     cordon::put,
@@ -147,10 +151,13 @@ async fn openapi() -> Response {
     ([(CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
+/// The paths that are forwarded to the process of a VM, unless the daemon has an endpoint for them.
+const FORWARDED: &str = "/v1/vms/{name}/{*rest}";
+
 /// The router of all endpoints over `node`, for callers that `access` permits.
 pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
     // Tests generate the description of these from that of the VM's API.
-    let router = endpoints().route("/v1/vms/{name}/{*rest}", any(proxy::forward));
+    let router = endpoints().route(FORWARDED, any(proxy::forward));
     let router = RequestRules::of(DOCUMENT).around(router);
     // Only permitted callers learn that a path does not exist.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));

@@ -81,6 +81,45 @@ fn answers(memory: &Bus, address: u64) -> bool {
     data == [0x5a]
 }
 
+/// All places of two BARs in and around a window of four BARs: a BAR answers if all of it lies in
+/// the window and no earlier one has the address.
+#[test]
+fn all_places_of_two_bars() {
+    let memory = Arc::new(Bus::new());
+    let window = MmioWindow::new(WINDOW, 4 * BAR_SIZE).unwrap();
+    let pci = PciBus::new(&memory, window);
+    let slots = [(); 2].map(|()| pci.add(None, Recorder::new()).unwrap());
+    for slot in slots {
+        pci.write_config(slot, 0x04, &[2, 0]);
+    }
+    let outside = [
+        0,
+        WINDOW - BAR_SIZE,
+        WINDOW + 4 * BAR_SIZE,
+        u64::MAX - (BAR_SIZE - 1),
+    ];
+    let inside = [0, 1, 2, 3].map(|place| WINDOW + place * BAR_SIZE);
+    let places = [outside, inside].concat();
+    for &first in &places {
+        for &second in &places {
+            // Nothing is in the way of the first one.
+            move_to(&pci, slots[1], 0);
+            move_to(&pci, slots[0], first);
+            move_to(&pci, slots[1], second);
+            for &place in &places {
+                let expected = inside.contains(&place) && [first, second].contains(&place);
+                for at in [place, place + (BAR_SIZE - 1)] {
+                    assert_eq!(
+                        answers(&memory, at),
+                        expected,
+                        "{first:#x} {second:#x} {at:#x}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn the_host_bridge_continues_on_another_host() {
     let bus = || {

@@ -77,8 +77,8 @@ impl Disk {
     }
 
     /// Creates a disk of any size on any file, unlocked.
-    #[cfg(test)]
-    pub(super) fn for_test(file: File, sectors: u64) -> Self {
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn for_test(file: File, sectors: u64) -> Self {
         Self {
             file,
             sectors,

@@ -295,6 +295,21 @@ fn config(disk: &Disk) -> [u8; CONFIG_LEN] {
     config
 }
 
+#[cfg(any(test, feature = "fuzz"))]
+impl Block {
+    /// As [`Backend::activate`], also with a packed ring, which the device does not offer.
+    pub(super) fn activate_any(&mut self, activation: Activation) -> Result<(), Error> {
+        let packed = Offer {
+            features: self.offer.features
+                | 1 << virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED,
+            ..self.offer
+        };
+        let memory = Arc::clone(&self.memory);
+        self.started(SingleQueue::activate(activation, packed, memory)?);
+        Ok(())
+    }
+}
+
 impl Backend for Block {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_BLOCK

@@ -44,6 +44,8 @@ pub use describe::{DeviceDescription, QueueDescription, RunningRing};
 pub use notify::KickPath;
 pub use state::{QueueState, RegistersState, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
 pub use swap::{GuestView, Replacement, SwapFailed, Swapped, other_device_type};
+#[cfg(any(test, feature = "fuzz"))]
+pub use tests::transport_anything;
 
 use self::common::{CommonConfig, offered};
 use self::layout::{BAR, MAX_DEVICE_CONFIG, MAX_QUEUES, notified_queue};
@@ -360,5 +362,5 @@ impl PciFunction for VirtioPciDevice {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
 mod tests;

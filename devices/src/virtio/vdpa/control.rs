@@ -18,6 +18,9 @@
 //! control queue can change with each negotiation. It must not know what a command means for the
 //! rest of the device.
 
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
+
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,6 +45,9 @@ use super::saved::SavedControl;
 use crate::Error;
 use crate::virtio::backend::{Queue, SharedMemory};
 use crate::virtio::userspace_queue::{SavedQueue, UserspaceQueue};
+
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::control_anything;
 
 /// How often a caller that needs an answer polls for it.
 const ANSWER_POLL: Duration = Duration::from_micros(100);

@@ -39,6 +39,8 @@ mod saved;
 mod start;
 mod write_log;
 
+#[cfg(any(test, feature = "fuzz"))]
+pub use self::control::control_anything;
 pub use self::device::{VdpaBackend, VdpaOptions};
 pub use self::doorbells::DoorbellMode;
 pub use self::identity::not_replaceable;

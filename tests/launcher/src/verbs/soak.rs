@@ -1,21 +1,24 @@
 //! `cargo lab soak [NAME] [--minutes N]`: every test in full.
 //!
 //! It runs the same code as `cargo lab test`, without the gate and with each claim proved in full
-//! ([`crate::endurance::soak`]). With `--moves`, guests also migrate to and fro
-//! (`soak/migration.rs`).
+//! ([`crate::endurance::soak`]). Then it fuzzes (`soak/fuzz.rs`). With `--moves`, guests also
+//! migrate to and fro (`soak/migration.rs`).
 
+pub mod fuzz;
 pub mod migration;
 mod report;
 
 use super::test::{self, Effort, PlaceArguments};
 use crate::error::Result;
+use crate::setup;
+use fuzz::FuzzArguments;
 use migration::MigrationArguments;
 use std::time::{Duration, Instant};
 
 /// Arguments of `cargo lab soak`.
 #[derive(Debug, clap::Args)]
 pub struct SoakArguments {
-    /// An area, a file of tests or a part of tests' names; all tests without it
+    /// An area, a file of tests or a part of tests' names; all tests without it; `fuzz` only fuzzes
     filter: Option<String>,
     /// Repeat for so many minutes; once without it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
@@ -29,6 +32,8 @@ pub struct SoakArguments {
     )]
     cycles: u32,
     #[command(flatten)]
+    fuzz: FuzzArguments,
+    #[command(flatten)]
     migration: MigrationArguments,
     #[command(flatten)]
     place: PlaceArguments,
@@ -37,8 +42,17 @@ pub struct SoakArguments {
 /// Runs the tests; the exit code is 1 when one failed.
 ///
 /// # Errors
-/// Those of [`test::test`] and [`migration::run`].
+/// Those of [`test::test`], [`fuzz::check`], [`fuzz::run`] and [`migration::run`].
 pub fn soak(arguments: &SoakArguments) -> Result<u8> {
+    let repository = setup::repository()?;
+    let only_fuzz = arguments.filter.as_deref() == Some("fuzz");
+    let fuzzes = only_fuzz || arguments.filter.is_none();
+    if fuzzes {
+        fuzz::check(&arguments.fuzz)?;
+    }
+    if only_fuzz {
+        return fuzz::run(&arguments.fuzz, &repository);
+    }
     let begun = Instant::now();
     let effort = Effort {
         cycles: arguments.cycles,
@@ -51,6 +65,9 @@ pub fn soak(arguments: &SoakArguments) -> Result<u8> {
         if begun.elapsed() >= enough {
             break;
         }
+    }
+    if fuzzes {
+        code |= fuzz::run(&arguments.fuzz, &repository)?;
     }
     code |= migration::run(&arguments.migration)?;
     Ok(code)

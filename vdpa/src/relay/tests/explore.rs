@@ -366,6 +366,21 @@ fn no_interleaving_loses_a_kick_or_an_interrupt() {
     }
 }
 
+/// All avail indices of small rings, with all events nearby, against a walk back from the index.
+#[test]
+fn kicks_after_a_change_agree_with_a_walk() {
+    for size in [1u16, 2, 4, 8] {
+        for avail in 0..=u16::MAX {
+            for ahead in 0..=3 * size {
+                let event = avail.wrapping_sub(2 * size).wrapping_add(ahead);
+                let wish = Suppression { flags: 0, event };
+                let passed = (1..=size).any(|by| event.wrapping_add(by) == avail);
+                assert_eq!(recheck_kicks(wish, true, size, avail), passed);
+            }
+        }
+    }
+}
+
 #[test]
 fn without_any_one_step_something_is_lost() {
     for removed in 0..PASS.len() {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::model::{ADDRESSES, RingSim, SIZE, Space, buffer, layout};
+use super::fuzz::scribble;
+use super::model::{ADDRESSES, RingSim, SIZE, buffer, layout};
 use crate::device::VringBase;
 use crate::memory::SharedBuffer;
 use crate::relay::{FullShadow, Position, Strategy as How, Svq, UsedShadow};
@@ -302,18 +303,6 @@ fn in_order_uses_of_one_head_are_unlimited() {
         in_flight: vec![0, 0],
     };
     assert_eq!(position, expected);
-}
-
-/// Writes a few bytes into a ring, as either side might.
-fn scribble(space: &Space, private: bool, at: u64, bytes: &[u8]) {
-    if private {
-        let size = layout().size() + UsedShadow::memory_size(SIZE);
-        space.write((1 << 40) + at % (size - 16), bytes);
-    } else {
-        // Descriptors, avail and used ring and indirect tables.
-        let area = [0x1000, 0x2000, 0x3000, 0x8000][usize::try_from(at % 4).unwrap()];
-        space.write(area + (at / 4) % 140, bytes);
-    }
 }
 
 proptest! {

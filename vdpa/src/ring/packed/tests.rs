@@ -132,6 +132,36 @@ fn positions_lap() {
     }
 }
 
+/// All positions of small rings, with all moves and all events within a lap, against places that
+/// are counted without laps.
+#[test]
+fn all_positions_of_small_rings_agree_with_counted_places() {
+    for size in 1..=12u16 {
+        let lap = u32::from(size);
+        let position = |place: u32| Position {
+            index: u16::try_from(place % lap).unwrap(),
+            wrap: (place / lap).is_multiple_of(2),
+        };
+        for now in lap..3 * lap {
+            for by in 0..=size {
+                let moved = position(now).advance(by, size);
+                assert_eq!(moved, position(now + u32::from(by)));
+                let base = base_of(moved, position(now));
+                assert_eq!(base.packed_in_flight(size), by);
+            }
+            for moved in 1..=lap {
+                for event in now - lap + 1..now + lap {
+                    let word = u32::from(EVENT_FLAGS_DESC) << 16;
+                    let word = word | u32::from(position(event).off_wrap());
+                    let expected = event < now && event >= now - moved;
+                    let wanted = event_wanted(word, position(now), moved, size, true);
+                    assert_eq!(wanted, expected, "size {size}: {now} {moved} {event}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn events_by_flags() {
     let wanted = |flags: u32, event_idx| {

@@ -441,3 +441,26 @@ fn an_indirect_table_takes_one_descriptor() {
     );
     assert!(queue.add_indirect(&chain, size - 32).is_err());
 }
+
+/// All indices of small rings, with all moves and all events nearby, against a walk from the old
+/// index to the new one.
+#[test]
+fn events_at_all_indices_agree_with_a_walk() {
+    for size in [1u16, 2, 4, 8] {
+        for old in 0..=u16::MAX {
+            for moved in 0..=size {
+                let passed = |event: u16| (0..moved).any(|by| old.wrapping_add(by) == event);
+                for ahead in 0..=3 * size {
+                    let event = old.wrapping_sub(size).wrapping_add(ahead);
+                    let wish = Suppression { flags: 0, event };
+                    let new = old.wrapping_add(moved);
+                    assert_eq!(
+                        wish.wants(true, old, new),
+                        passed(event),
+                        "{old} {new} {event}"
+                    );
+                }
+            }
+        }
+    }
+}

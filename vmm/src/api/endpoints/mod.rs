@@ -80,7 +80,7 @@ crate::endpoints! {
 }
 
 /// The served description; a test generates it and compares.
-const DOCUMENT: &str = include_str!("../../../openapi.json");
+pub(super) const DOCUMENT: &str = include_str!("../../../openapi.json");
 
 /// The description as utoipa derives it.
 #[cfg(any(test, feature = "testing"))]

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::fuzz::scribble;
 use super::model::{RingSim, SIZE, Shapes, TABLES, WINDOW};
 use crate::device::VringBase;
 use crate::memory::GuestMemory;
 use crate::relay::{Dirty, FullShadow, Strategy as How, Svq};
-use crate::ring::{Direction, GuestRing, PackedLayout, Piece, Violation};
+use crate::ring::{Direction, GuestRing, Piece, Violation};
 
 /// A simulation in which the device has taken four chains.
 fn four() -> RingSim {
@@ -163,29 +164,6 @@ fn pages_are_marked_before_the_guest_can_see_the_descriptor() {
     let pass = sim.shadow.as_mut().unwrap().pass(&before).unwrap();
     assert_eq!((pass.used, before.marked.get()), (1, 64));
     assert!(before.visible());
-}
-
-/// Writes a few bytes into a ring, as either side might.
-fn scribble(sim: &RingSim, private: bool, at: u64, bytes: &[u8]) {
-    if private {
-        let size = PackedLayout::new(2 * SIZE).unwrap().size();
-        // Both event structures and all entries, and sometimes any offset.
-        let at = if at.is_multiple_of(4) {
-            at / 4 % (size - 16)
-        } else {
-            4096 + at / 4 % (16 * 16 + 4)
-        };
-        sim.space.write(WINDOW + at, bytes);
-    } else {
-        let ring = sim.guest.ring.addresses();
-        let area = match at % 6 {
-            0 => ring.driver,
-            1 => ring.device,
-            2 => TABLES,
-            _ => ring.descriptor,
-        };
-        sim.space.write(area + (at / 6) % 140, bytes);
-    }
 }
 
 proptest! {
