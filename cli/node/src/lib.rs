@@ -26,7 +26,7 @@ mod store;
 mod systemd;
 mod watcher;
 
-pub use access::{AccessFiles, CertificateFiles, Role, Token, Tokens};
+pub use access::{AccessFiles, CertificateFiles, Token, Tokens};
 pub use api::API_LEVEL;
 pub use error::Error;
 pub use machines::spec::file as vm_file;

@@ -8,11 +8,11 @@ use axum::extract::Request;
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use bellhop_api::node::Role;
 use vmm::http::server::UnixPeer;
 
 use super::Access;
 use super::listener::TlsPeer;
-use super::role::Role;
 use super::tokens::Tokens;
 use crate::error::Error;
 

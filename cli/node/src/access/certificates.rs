@@ -17,7 +17,7 @@ use vmm::credentials::{self, Holder};
 use crate::error::Error;
 
 /// The paths of the files.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CertificateFiles {
     /// This server's certificate, then the intermediate certificates; PEM.
     pub certificate: PathBuf,

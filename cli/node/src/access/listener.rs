@@ -3,7 +3,7 @@
 //! Owns the listening socket and the handshake.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ring::digest::{SHA256, digest};
@@ -51,6 +51,10 @@ impl Transport for TlsListener {
 
     async fn accept(&self) -> io::Result<Self::Incoming> {
         self.listener.accept().await
+    }
+
+    fn source((_, address): &Self::Incoming) -> Option<IpAddr> {
+        Some(address.ip())
     }
 
     async fn establish(&self, incoming: Self::Incoming) -> io::Result<(Self::Stream, TlsPeer)> {

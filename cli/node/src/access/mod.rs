@@ -26,6 +26,8 @@ mod permit;
 mod role;
 mod share;
 mod subject;
+#[cfg(test)]
+pub(crate) mod testing;
 mod tokens;
 
 use std::fmt;
@@ -44,7 +46,6 @@ pub(crate) use listener::TlsListener;
 pub(crate) use permit::{Permit, PermitEnd};
 pub(crate) use share::share_with;
 
-pub use role::Role;
 pub use tokens::{Token, Tokens};
 
 use super::error::Error;
