@@ -427,6 +427,67 @@ fn a_site_is_set_up_by_bellhop_alone() {
 }
 
 #[test]
+fn a_revoked_client_is_refused() {
+    let site = Directory::new();
+    let bellhop = |line: &str| {
+        let mut command = Command::new(program());
+        command.args(line.split(' ')).current_dir(&site.0);
+        command.env("XDG_CONFIG_HOME", &site.0).output().unwrap()
+    };
+    let run = |line: &str| {
+        let output = bellhop(line);
+        assert!(output.status.success(), "{line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    run("pki init .");
+    run("pki issue . node1 --san 127.0.0.1");
+    run("pki issue --client . alice");
+    run("pki issue --client . bob");
+    run("pki revoke .");
+    site.write("token", &run("token create --role read --file tokens"));
+    let mut arguments = vec!["--listen".to_owned(), "127.0.0.1:0".to_owned()];
+    for (option, file) in [
+        ("--tls-cert", "node1.crt"),
+        ("--tls-key", "node1.key"),
+        ("--tls-ca", "ca.crt"),
+        ("--tls-crl", "ca.crl"),
+        ("--tokens", "tokens"),
+    ] {
+        arguments.extend([option, site.file(file).to_str().unwrap()].map(str::to_owned));
+    }
+    let daemon = Daemon::start(&arguments);
+    let address = format!("https://127.0.0.1:{}", daemon.port());
+    for client in ["alice", "bob"] {
+        let files = format!("--ca ca.crt --cert {client}.crt --key {client}.key");
+        run(&format!(
+            "remote add {client} {address} {files} --token-file token"
+        ));
+        run(&format!("vm list --remote {client}"));
+    }
+    run("pki revoke . alice");
+    daemon.signal(Signal::HUP);
+    daemon.logged(|line| line["message"] == "reloaded certificates and tokens");
+    let refused = bellhop("vm list --remote alice");
+    assert!(!refused.status.success(), "{refused:?}");
+    daemon.logged(|line| {
+        let is_refusal = line["message"] == "a connection to the API is refused";
+        is_refusal
+            && line["error"]
+                .as_str()
+                .is_some_and(|error| error.contains("Revoked"))
+    });
+    run("vm list --remote bob");
+    // A damaged list is not used, and the earlier one stays.
+    site.write("ca.crl", "damaged");
+    daemon.signal(Signal::HUP);
+    daemon.logged(|line| {
+        line["message"] == "cannot reload certificates and tokens; keeping the current ones"
+    });
+    assert!(!bellhop("vm list --remote alice").status.success());
+    run("vm list --remote bob");
+}
+
+#[test]
 fn certificates_and_tokens_are_read_again_together() {
     let files = Files::new();
     let daemon = Daemon::start(&files.arguments());

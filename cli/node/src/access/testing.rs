@@ -11,9 +11,10 @@ use parking_lot::RwLock;
 use ring::digest::{SHA256, digest};
 use tokio::sync::watch;
 use tokio_rustls::rustls::crypto::ring::default_provider;
-use tokio_rustls::rustls::server::ResolvesServerCertUsingSni;
+use tokio_rustls::rustls::server::{ResolvesServerCertUsingSni, WebPkiClientVerifier};
 use tokio_rustls::rustls::{ServerConfig, version};
 
+use super::certificates::Tls;
 use super::listener::TlsPeer;
 use super::{Access, AccessFiles, CertificateFiles, Loaded, Tokens};
 
@@ -26,7 +27,7 @@ pub(crate) fn access() -> Arc<Access> {
     };
     let lines: String = [Role::Read, Role::Operate, Role::Admin].map(line).concat();
     // No connection uses it.
-    let tls = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+    let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_protocol_versions(&[&version::TLS13])
         .unwrap()
         .with_no_client_auth()
@@ -36,7 +37,10 @@ pub(crate) fn access() -> Arc<Access> {
         tokens: "tokens".into(),
     };
     let loaded = Loaded {
-        tls: Arc::new(tls),
+        tls: Tls {
+            config: Arc::new(config),
+            clients: WebPkiClientVerifier::no_client_auth(),
+        },
         tokens: Arc::new(Tokens::parse(lines.as_bytes(), "tokens".as_ref()).unwrap()),
     };
     Arc::new(Access {
@@ -51,6 +55,8 @@ pub(crate) fn request(method: Method, path: &str, role: Role) -> Request {
         address: ([192, 0, 2, 1], 5000).into(),
         subject: "CN=client".into(),
         fingerprint: "00".into(),
+        chain: [].into(),
+        loads: 0,
     };
     Request::builder()
         .method(method)
