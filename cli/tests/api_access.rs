@@ -20,7 +20,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -291,6 +291,40 @@ fn a_connection_by_tcp_needs_a_certificate_of_the_authority() {
 }
 
 #[test]
+fn strangers_and_readers_leave_connections_for_admins() {
+    let files = Files::new();
+    let daemon = Daemon::start(&files.arguments());
+    let (port, client) = (daemon.port(), files.client(Validity::Now));
+    let admin_is_served_at_once = || {
+        let begin = Instant::now();
+        let token = Some("Bearer token-of-ops");
+        let (status, body) = client.request(port, "GET", "/v1/version", token).unwrap();
+        assert_eq!(status, 200, "{body}");
+        // Handshakes of strangers may take 3 s, and readers have to wait for 10 s.
+        assert!(
+            begin.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            begin.elapsed()
+        );
+    };
+    let connect = |_| TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let strangers: Vec<TcpStream> = (0..300).map(connect).collect();
+    admin_is_served_at_once();
+    let read = "GET /v1/events HTTP/1.1\r\nhost: node\r\n\
+                authorization: Bearer token-of-viewer\r\n\r\n";
+    let readers: Vec<_> = (0..60)
+        .map(|_| {
+            let mut stream = client.connect(port).unwrap();
+            // The daemon may replace one that waits for a place.
+            let _ = stream.write_all(read.as_bytes());
+            stream
+        })
+        .collect();
+    admin_is_served_at_once();
+    drop((strangers, readers));
+}
+
+#[test]
 fn a_token_with_an_expiry_counts_until_then() {
     let files = Files::new();
     let daemon = Daemon::start(&files.arguments());
@@ -347,9 +381,9 @@ fn a_token_with_an_expiry_counts_until_then() {
 
     token(&["revoke", "long"]);
     daemon.signal(Signal::HUP);
-    let end = std::time::Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(20);
     while ask(&long).0 != 401 {
-        assert!(std::time::Instant::now() < end, "the token is not revoked");
+        assert!(Instant::now() < end, "the token is not revoked");
     }
     assert_eq!(of_long.join().unwrap(), 200);
 }
@@ -393,6 +427,67 @@ fn a_site_is_set_up_by_bellhop_alone() {
 }
 
 #[test]
+fn a_revoked_client_is_refused() {
+    let site = Directory::new();
+    let bellhop = |line: &str| {
+        let mut command = Command::new(program());
+        command.args(line.split(' ')).current_dir(&site.0);
+        command.env("XDG_CONFIG_HOME", &site.0).output().unwrap()
+    };
+    let run = |line: &str| {
+        let output = bellhop(line);
+        assert!(output.status.success(), "{line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    run("pki init .");
+    run("pki issue . node1 --san 127.0.0.1");
+    run("pki issue --client . alice");
+    run("pki issue --client . bob");
+    run("pki revoke .");
+    site.write("token", &run("token create --role read --file tokens"));
+    let mut arguments = vec!["--listen".to_owned(), "127.0.0.1:0".to_owned()];
+    for (option, file) in [
+        ("--tls-cert", "node1.crt"),
+        ("--tls-key", "node1.key"),
+        ("--tls-ca", "ca.crt"),
+        ("--tls-crl", "ca.crl"),
+        ("--tokens", "tokens"),
+    ] {
+        arguments.extend([option, site.file(file).to_str().unwrap()].map(str::to_owned));
+    }
+    let daemon = Daemon::start(&arguments);
+    let address = format!("https://127.0.0.1:{}", daemon.port());
+    for client in ["alice", "bob"] {
+        let files = format!("--ca ca.crt --cert {client}.crt --key {client}.key");
+        run(&format!(
+            "remote add {client} {address} {files} --token-file token"
+        ));
+        run(&format!("vm list --remote {client}"));
+    }
+    run("pki revoke . alice");
+    daemon.signal(Signal::HUP);
+    daemon.logged(|line| line["message"] == "reloaded certificates and tokens");
+    let refused = bellhop("vm list --remote alice");
+    assert!(!refused.status.success(), "{refused:?}");
+    daemon.logged(|line| {
+        let is_refusal = line["message"] == "a connection to the API is refused";
+        is_refusal
+            && line["error"]
+                .as_str()
+                .is_some_and(|error| error.contains("Revoked"))
+    });
+    run("vm list --remote bob");
+    // A damaged list is not used, and the earlier one stays.
+    site.write("ca.crl", "damaged");
+    daemon.signal(Signal::HUP);
+    daemon.logged(|line| {
+        line["message"] == "cannot reload certificates and tokens; keeping the current ones"
+    });
+    assert!(!bellhop("vm list --remote alice").status.success());
+    run("vm list --remote bob");
+}
+
+#[test]
 fn certificates_and_tokens_are_read_again_together() {
     let files = Files::new();
     let daemon = Daemon::start(&files.arguments());
@@ -430,12 +525,9 @@ fn certificates_and_tokens_are_read_again_together() {
         .write("clients.crt", &next.certificate_pem());
     daemon.signal(Signal::HUP);
     let client_of_next = Client::new(&files.authority, Some(&next.signs("new", Validity::Now)));
-    let end = std::time::Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(20);
     while status(&client_of_next, "third").is_err() {
-        assert!(
-            std::time::Instant::now() < end,
-            "the new authority does not count"
-        );
+        assert!(Instant::now() < end, "the new authority does not count");
     }
     assert!(status(&client, "third").is_err());
     daemon.signal(Signal::TERM);

@@ -9,8 +9,8 @@ mod file;
 use std::path::Path;
 
 use rustls::RootCertStore;
-use rustls::pki_types::pem::{self, PemObject as _};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
 use crate::Error;
 
@@ -21,11 +21,26 @@ pub use file::{Holder, Secrecy, read};
 /// # Errors
 /// See [`Error`].
 pub fn certificates(path: &Path, holder: Holder) -> Result<Vec<CertificateDer<'static>>, Error> {
+    public(path, holder, "certificate")
+}
+
+/// The lists of revoked certificates (CRL) in a file: at least one. Their content is not checked.
+///
+/// # Errors
+/// See [`Error`].
+pub fn revocations(
+    path: &Path,
+    holder: Holder,
+) -> Result<Vec<CertificateRevocationListDer<'static>>, Error> {
+    public(path, holder, "list of revoked certificates")
+}
+
+fn public<T: PemObject>(path: &Path, holder: Holder, wanted: &str) -> Result<Vec<T>, Error> {
     let bytes = read(path, Secrecy::Public, holder)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    let found = found.map_err(no_pem(path, "certificate"))?;
+    let found: Result<Vec<_>, _> = T::pem_slice_iter(&bytes).collect();
+    let found = found.map_err(no_pem(path, wanted))?;
     if found.is_empty() {
-        return Err(no_pem(path, "certificate")(pem::Error::NoItemsFound));
+        return Err(no_pem(path, wanted)(pem::Error::NoItemsFound));
     }
     Ok(found)
 }

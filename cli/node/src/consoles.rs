@@ -17,19 +17,19 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use bellhop_api::node::Role;
 use parking_lot::Mutex;
 use rustix::net::Shutdown;
 use tokio::net::UnixStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
+use vmm::http::budget::{Budget, BudgetPlace};
 
 use crate::error::Error;
 use crate::machines::spec::VmName;
 
 /// Clients at a time, of all consoles.
 const CLIENTS_MAX: usize = 64;
-/// How many of these places are kept for clients that write.
-const KEPT_FOR_WRITERS: usize = 8;
 /// Bytes kept of each console: how far a client may lag.
 const KEPT: usize = 256 * 1024;
 /// Bytes that a client gets as history.
@@ -249,28 +249,32 @@ async fn read<'a>(stream: &UnixStream, buffer: &'a mut [u8]) -> Option<&'a [u8]>
 #[derive(Debug)]
 pub(crate) struct Consoles {
     connections: tokio::sync::Mutex<BTreeMap<VmName, Weak<Console>>>,
-    clients: Arc<Semaphore>,
+    clients: Budget,
 }
 
 impl Default for Consoles {
     fn default() -> Self {
         Self {
             connections: tokio::sync::Mutex::default(),
-            clients: Arc::new(Semaphore::new(CLIENTS_MAX)),
+            clients: Budget::new(CLIENTS_MAX),
         }
     }
 }
 
 impl Consoles {
-    /// A place for one more client.
+    /// A place for one more client with this role.
     ///
     /// # Errors
     /// There are too many.
-    pub(crate) fn place(&self, read_only: bool) -> Result<OwnedSemaphorePermit, Error> {
-        let is_full = read_only && self.clients.available_permits() <= KEPT_FOR_WRITERS;
-        let place = self.clients.clone().try_acquire_owned().ok();
-        place.filter(|_| !is_full).ok_or_else(|| {
-            let message = "too many clients already use consoles";
+    pub(crate) fn place(&self, role: Role, read_only: bool) -> Result<BudgetPlace, Error> {
+        // Readers leave places for clients that write, also those of their own role.
+        let role = if read_only {
+            role.min(Role::Operate)
+        } else {
+            role
+        };
+        self.clients.try_take(role).ok_or_else(|| {
+            let message = format!("too many clients with the role {role} already use consoles");
             Error::unavailable("too_many_readers", message).hint("try again later")
         })
     }
@@ -278,7 +282,7 @@ impl Consoles {
     /// The number of clients.
     #[cfg(test)]
     pub(crate) fn clients(&self) -> usize {
-        CLIENTS_MAX - self.clients.available_permits()
+        CLIENTS_MAX - self.clients.free()
     }
 
     /// The console of `vm`, whose process listens on `socket`.

@@ -1,7 +1,7 @@
 //! The node's one stream of events.
 //!
 //! Owns the order and the number (generation) of events, the history for readers that reconnect,
-//! and the slots of readers.
+//! and the places of readers.
 //!
 //! ```text
 //!   publish ──> history (the last 1024) ──> newest generation (watched)
@@ -14,10 +14,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bellhop_api::node::Event;
+use bellhop_api::node::{Event, Role};
 use bellhop_common::text::since_1970;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
+use vmm::http::budget::{Budget, BudgetPlace};
 use vmm::machine::milliseconds;
 
 /// The number of kept events.
@@ -41,7 +42,7 @@ pub(super) struct Events {
     history: Mutex<VecDeque<Arc<Event>>>,
     /// The generation of the last event. Changed only under the history's lock.
     newest: watch::Sender<u64>,
-    readers: Arc<Semaphore>,
+    readers: Budget,
 }
 
 impl Default for Events {
@@ -55,7 +56,7 @@ impl Events {
         Self {
             history: Mutex::new(VecDeque::with_capacity(HISTORY)),
             newest: watch::Sender::new(u64::try_from(generation).unwrap_or_default()),
-            readers: Arc::new(Semaphore::new(READERS_MAX)),
+            readers: Budget::new(READERS_MAX),
         }
     }
 
@@ -77,9 +78,9 @@ impl Events {
         self.newest.send_replace(generation);
     }
 
-    /// A slot for a reader, while it is held; none if all are taken.
-    pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
-        self.readers.clone().try_acquire_owned().ok()
+    /// A place for a reader with this role; none if all are taken.
+    pub(super) fn place(&self, role: Role) -> Option<BudgetPlace> {
+        self.readers.try_take(role)
     }
 
     /// The generation before the oldest kept event.

@@ -39,7 +39,7 @@ mod store;
 mod systemd;
 mod watcher;
 
-pub use access::{AccessFiles, CertificateFiles, Role, Token, Tokens};
+pub use access::{AccessFiles, CertificateFiles, Token, Tokens};
 pub use api::API_LEVEL;
 #[cfg(any(test, feature = "fuzz"))]
 pub use api::request_anything;

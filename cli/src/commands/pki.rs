@@ -1,14 +1,14 @@
 //! `bellhop pki`: an authority and certificates for the nodes and clients of a small site.
 //!
-//! Owns the content of the certificates. All files are in one directory: `ca.key`, `ca.crt`, and
-//! `NAME.key` and `NAME.crt` of each node or client.
+//! Owns the content of the certificates. All files are in one directory: `ca.key`, `ca.crt`,
+//! `ca.crl`, and `NAME.key` and `NAME.crt` of each node or client.
 
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bellhop_common::client::Remotes;
 use bellhop_common::error::Error;
@@ -16,11 +16,14 @@ use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use bellhop_common::private_file;
 use rcgen::{
-    BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, Certificate, CertificateParams, CertificateRevocationListParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    RevokedCertParams, SerialNumber,
 };
 use serde_json::json;
 use vmm::credentials::{self, Holder, Secrecy};
+use x509_cert::crl::CertificateList;
+use x509_cert::der::Decode as _;
 
 use crate::units::seconds;
 
@@ -33,7 +36,7 @@ const SUBJECT: &str = "Bellhop site authority";
 /// The maximum difference between the clocks of hosts.
 const SKEW: Duration = Duration::from_secs(86_400);
 
-/// Create an authority and certificates for a small site
+/// Create an authority and certificates for a small site, and revoke them
 ///
 /// A node's certificate works for its API, for its requests to other nodes and for migrations. A
 /// client's certificate only identifies the client. A larger site has its own authority.
@@ -44,6 +47,7 @@ Examples:
   bellhop pki issue site node1 --san 192.0.2.1
   bellhop pki issue site node2 --san 192.0.2.2
   bellhop pki issue --client site alice
+  bellhop pki revoke site alice
 
 Copy ca.crt, node1.crt and node1.key to node1 and name them in /etc/bellhop/bellhop.toml. ca.key
 signs certificates and stays here.")]
@@ -56,6 +60,7 @@ pub(crate) struct Arguments {
 enum Command {
     Init(Init),
     Issue(Issue),
+    Revoke(Revoke),
 }
 
 /// Create an authority: ca.key and ca.crt
@@ -112,6 +117,36 @@ struct Issue {
     expires: u32,
 }
 
+/// Revoke certificates: ca.crl
+///
+/// Adds certificates of `bellhop pki issue` to the list of revoked ones. Copy the list to each node
+/// as the file of --tls-crl, and reload the daemon there: it refuses their holders from the next
+/// request on.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop pki revoke site alice
+  bellhop pki revoke site alice node2 --expires 90d
+  bellhop pki revoke site")]
+struct Revoke {
+    /// The directory of the authority
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    /// The names of the certificates; without one only the list's validity changes
+    #[arg(value_name = "NAME", value_parser = name)]
+    names: Vec<String>,
+
+    /// How long the list is valid: afterwards daemons refuse all clients, until they have a new one
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "3650d",
+        value_parser = seconds(1..=u32::MAX)
+    )]
+    expires: u32,
+}
+
 /// Checks a name, which is also that of a file.
 fn name(text: &str) -> Result<String, String> {
     if Remotes::is_name(text) || text.parse::<IpAddr>().is_ok() {
@@ -131,6 +166,11 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         Command::Issue(issue) => {
             issue_certificate(issue)?;
             (&issue.directory, issue.name.as_str())
+        }
+        Command::Revoke(revoke) => {
+            let (list, count) = revoke_certificates(revoke)?;
+            let written = json!({ "crl": list, "revoked": count });
+            return format.print(&written, || format!("{}\n", list.display()));
         }
     };
     let (certificate, key) = files(directory, name);
@@ -155,17 +195,7 @@ fn create_authority(init: &Init) -> Result<(), Error> {
 }
 
 fn issue_certificate(issue: &Issue) -> Result<(), Error> {
-    let (_, path) = files(&issue.directory, AUTHORITY);
-    if !path.exists() {
-        let shown = issue.directory.display();
-        let message = format!("{shown} has no authority: `bellhop pki init {shown}` creates one");
-        return Err(Error::not_there(message));
-    }
-    let pem = credentials::read(&path, Secrecy::Secret, Holder::Caller)?;
-    let shown = path.display();
-    let bad = || format!("cannot read {shown}: it is not a private key of `bellhop pki init`");
-    let pem = String::from_utf8(pem).map_err(Error::context(bad()))?;
-    let signer = KeyPair::from_pem(&pem).map_err(Error::context(bad()))?;
+    let issuer = issuer(&issue.directory)?;
     let names = std::iter::once(&issue.name).chain(&issue.san).cloned();
     let mut certificate = CertificateParams::new(names.collect::<Vec<_>>()).map_err(unmade)?;
     let subject = &mut certificate.distinguished_name;
@@ -179,9 +209,111 @@ fn issue_certificate(issue: &Issue) -> Result<(), Error> {
     }
     limit(&mut certificate, issue.expires);
     let key = KeyPair::generate().map_err(unmade)?;
-    let issuer = Issuer::new(authority(), signer);
     let certificate = certificate.signed_by(&key, &issuer).map_err(unmade)?;
     write(&issue.directory, &issue.name, &certificate, &key)
+}
+
+/// The authority in this directory.
+fn issuer(directory: &Path) -> Result<Issuer<'static, KeyPair>, Error> {
+    let (_, path) = files(directory, AUTHORITY);
+    if !path.exists() {
+        let shown = directory.display();
+        let message = format!("{shown} has no authority: `bellhop pki init {shown}` creates one");
+        return Err(Error::not_there(message));
+    }
+    let pem = credentials::read(&path, Secrecy::Secret, Holder::Caller)?;
+    let shown = path.display();
+    let bad = || format!("cannot read {shown}: it is not a private key of `bellhop pki init`");
+    let pem = String::from_utf8(pem).map_err(Error::context(bad()))?;
+    let signer = KeyPair::from_pem(&pem).map_err(Error::context(bad()))?;
+    Ok(Issuer::new(authority(), signer))
+}
+
+/// Writes the list with the revoked certificates so far and these. Returns its path, and the number
+/// of certificates in it.
+fn revoke_certificates(revoke: &Revoke) -> Result<(PathBuf, usize), Error> {
+    let issuer = issuer(&revoke.directory)?;
+    let path = revoke.directory.join(format!("{AUTHORITY}.crl"));
+    let shown = path.display();
+    let unwritten = || Error::context(format!("cannot write {shown}"));
+    let _lock = private_file::lock(&path).map_err(unwritten())?;
+    let mut revoked = if path.exists() {
+        revoked_in(&path)?
+    } else {
+        Vec::new()
+    };
+    let now = SystemTime::now();
+    for name in &revoke.names {
+        let serial_number = serial_of(&revoke.directory, name)?;
+        if revoked.iter().all(|one| one.serial_number != serial_number) {
+            revoked.push(revoked_since(serial_number, now));
+        }
+    }
+    let count = revoked.len();
+    let lifetime = Duration::from_secs(revoke.expires.into());
+    let number = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let list = CertificateRevocationListParams {
+        this_update: now.checked_sub(SKEW).unwrap_or(now).into(),
+        next_update: now.checked_add(lifetime).unwrap_or(now).into(),
+        // It must grow.
+        crl_number: SerialNumber::from(number.as_secs()),
+        issuing_distribution_point: None,
+        revoked_certs: revoked,
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let unmade = || Error::context("cannot create the list of revoked certificates");
+    let list = list.signed_by(&issuer).map_err(unmade())?;
+    let pem = list.pem().map_err(unmade())?;
+    private_file::replace(&path, pem.as_bytes()).map_err(unwritten())?;
+    Ok((path, count))
+}
+
+fn revoked_since(serial_number: SerialNumber, time: SystemTime) -> RevokedCertParams {
+    RevokedCertParams {
+        serial_number,
+        revocation_time: time.into(),
+        reason_code: None,
+        invalidity_date: None,
+    }
+}
+
+/// The certificates in a list that this command wrote.
+fn revoked_in(path: &Path) -> Result<Vec<RevokedCertParams>, Error> {
+    let mut revoked = Vec::new();
+    for list in credentials::revocations(path, Holder::Caller)? {
+        let shown = path.display();
+        let bad = Error::context(format!("{shown} is not a list of revoked certificates"));
+        let list: CertificateList = CertificateList::from_der(&list).map_err(bad)?;
+        for one in list
+            .tbs_cert_list
+            .revoked_certificates
+            .into_iter()
+            .flatten()
+        {
+            let serial_number = SerialNumber::from_slice(one.serial_number.as_bytes());
+            let time = one.revocation_date.to_system_time();
+            revoked.push(revoked_since(serial_number, time));
+        }
+    }
+    Ok(revoked)
+}
+
+/// The serial number of an issued certificate.
+fn serial_of(directory: &Path, name: &str) -> Result<SerialNumber, Error> {
+    let (path, _) = files(directory, name);
+    let shown = path.display();
+    if !path.exists() {
+        let message = format!("cannot revoke {name}: {shown} does not exist");
+        return Err(Error::not_there(message).hint(
+            "copy the certificate there; or revoke the client's token, which it also needs",
+        ));
+    }
+    let chain = credentials::certificates(&path, Holder::Caller)?;
+    let bad = || format!("{shown} is not a certificate");
+    let own = chain.first().ok_or_else(|| Error::failed(bad()))?;
+    let own = x509_cert::Certificate::from_der(own).map_err(Error::context(bad()))?;
+    let serial = own.tbs_certificate().serial_number();
+    Ok(SerialNumber::from_slice(serial.as_bytes()))
 }
 
 /// The authority's certificate, without its validity.
@@ -356,6 +488,46 @@ mod tests {
         let refused = format!("{:?}", refused.unwrap_err());
         assert!(refused.contains("InvalidPurpose"), "{refused}");
         parse("pki issue --client site alice --san 192.0.2.1").unwrap_err();
+        fs::remove_dir_all(site).unwrap();
+    }
+
+    #[test]
+    fn revoked_certificates_stay_revoked() {
+        let name = format!("bellhop-pki-revoke-{}", std::process::id());
+        let site = std::env::temp_dir().join(name);
+        let at = site.display();
+        let run = |line: &str| run(&format!("pki {line}").replace("site", &at.to_string()));
+        assert_eq!(run("revoke site").unwrap_err().code(), Code::NotThere);
+        run("init site").unwrap();
+        for client in ["alice", "bob", "carol"] {
+            run(&format!("issue --client site {client}")).unwrap();
+        }
+        let accepted = || {
+            let roots = credentials::authorities(&site.join("ca.crt"), Holder::Service).unwrap();
+            let lists = credentials::revocations(&site.join("ca.crl"), Holder::Service).unwrap();
+            let provider = Arc::new(default_provider());
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            let verifier = verifier.with_crls(lists).enforce_revocation_expiration();
+            let verifier = verifier.build().unwrap();
+            ["alice", "bob", "carol"].map(|client| {
+                let path = site.join(format!("{client}.crt"));
+                let chain = credentials::certificates(&path, Holder::Service).unwrap();
+                let verified = verifier.verify_client_cert(&chain[0], &[], UnixTime::now());
+                verified.is_ok()
+            })
+        };
+        run("revoke site").unwrap();
+        assert_eq!(accepted(), [true, true, true]);
+        run("revoke site alice").unwrap();
+        assert_eq!(accepted(), [false, true, true]);
+        // Once more changes nothing, and an unknown one leaves the list alone.
+        run("revoke site bob alice --expires 1d").unwrap();
+        let error = run("revoke site carol dave").unwrap_err();
+        assert_eq!(error.code(), Code::NotThere);
+        assert_eq!(accepted(), [false, false, true]);
+        assert_eq!(revoked_in(&site.join("ca.crl")).unwrap().len(), 2);
+        fs::write(site.join("ca.crl"), "damaged").unwrap();
+        run("revoke site carol").unwrap_err();
         fs::remove_dir_all(site).unwrap();
     }
 

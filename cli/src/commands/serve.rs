@@ -51,7 +51,7 @@ their certificate:
   bellhop serve … --migration-host node2 --migration-cert node2.crt \\
     --migration-key node2.key --migration-ca ca.crt
 
-SIGHUP reads certificates and tokens again. SIGTERM and SIGINT end the daemon; VMs keep running.")]
+SIGHUP reads certificates, revoked ones and tokens again. SIGTERM and SIGINT end the daemon; VMs keep running.")]
 pub(crate) struct Arguments {
     /// Read more options from this TOML file
     #[arg(long, value_name = "FILE")]
@@ -130,7 +130,7 @@ impl MoveBy {
     }
 }
 
-/// Options for TCP: all of them or none.
+/// Options for TCP: all of them or none, except the revoked certificates.
 #[derive(Debug, clap::Args)]
 struct Remote {
     /// Also listen on TCP, for clients with a certificate and a token
@@ -156,18 +156,25 @@ struct Remote {
     )]
     tls_ca: Option<PathBuf>,
 
+    /// With --listen: the revoked certificates of clients (CRL, PEM): a list of each authority of
+    /// --tls-ca. Once one expires, the daemon accepts no client by TCP until it reads another
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_crl: Option<PathBuf>,
+
     /// With --listen: the file of the clients' tokens
     #[arg(long, value_name = "FILE", requires = "listen")]
     tokens: Option<PathBuf>,
 }
 
 impl Remote {
-    /// The address and the access control. clap ensures that all options are given, or none.
+    /// The address and the access control. clap ensures that all required options are given, or
+    /// none.
     fn access(&self) -> Option<(SocketAddr, AccessFiles)> {
         let certificates = CertificateFiles {
             certificate: self.tls_cert.clone()?,
             key: self.tls_key.clone()?,
             client_ca: self.tls_ca.clone()?,
+            client_crl: self.tls_crl.clone(),
         };
         let tokens = self.tokens.clone()?;
         Some((

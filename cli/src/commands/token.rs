@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bellhop_api::node::Role;
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use bellhop_common::table::Table;
-use bellhop_node::{Role, Token, Tokens};
+use bellhop_node::{Token, Tokens};
 use serde_json::{Value, json};
 
 use crate::units::seconds;

@@ -6,6 +6,7 @@ mod labels;
 mod nic;
 mod operation;
 mod plan;
+mod role;
 mod snapshot;
 mod spec_change;
 mod vm;
@@ -30,6 +31,7 @@ pub use operation::{
     OperationQuery, OperationResult, OperationWait, UpgradeInfo,
 };
 pub use plan::Plan;
+pub use role::{BadRole, Role};
 pub use snapshot::{BadSnapshotName, Snapshot, SnapshotName, VmSnapshotRequest};
 pub use spec_change::{Applied, SpecChange, VmChanges};
 pub use vm::{

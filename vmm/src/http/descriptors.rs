@@ -17,6 +17,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -127,6 +128,10 @@ impl Transport for DescriptorListener {
 
     async fn accept(&self) -> io::Result<UnixStream> {
         Transport::accept(&self.0).await
+    }
+
+    fn source(incoming: &UnixStream) -> Option<IpAddr> {
+        <UnixListener as Transport>::source(incoming)
     }
 
     async fn establish(

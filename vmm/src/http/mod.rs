@@ -1,6 +1,6 @@
 //! The common parts of Bellhop's HTTP APIs: the VM's ([`crate::api`]) and the node daemon's.
 //!
-//! Owns the limits of clients ([`server`]), the socket's file ([`socket`]), bodies and URLs
+//! Owns the limits of clients ([`server`], [`budget`]), the socket's file ([`socket`]), bodies and URLs
 //! ([`body`], [`parameters`]) and passed open files ([`descriptors`]). Owns also the form of errors
 //! ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]) and the ID of each request
 //! ([`request_id`]). The rules for requests ([`request_rules`]) and the client ([`client`]) are
@@ -8,13 +8,15 @@
 //! metrics.
 //!
 //! ```text
-//!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ─┐
+//!   Transport ──> server: places, times, sizes ─> request_id ──> the API's router ─┐
 //!     peer ───────────── request extension ──────────────────────────────^         v
 //!                            endpoints <── request_rules: parameters, headers, content type
 //!                                └──> Problem ──> ErrorBody, with the request's ID
 //! ```
 
+mod admission;
 pub mod body;
+pub mod budget;
 pub mod client;
 pub mod description;
 pub mod descriptors;

@@ -5,8 +5,9 @@
 //!
 //! | object | limit |
 //! |---|---|
-//! | connections at a time | 64; more wait in the kernel's backlog |
-//! | the time before the first request (a TLS handshake) | 10 s |
+//! | connections with a role | 64; half of them for the role read, three quarters for operate |
+//! | connections without one yet | 256, and 32 of one address; a new one replaces the oldest |
+//! | the time before HTTP (a TLS handshake) | 3 s |
 //! | a request's line and headers | 16 KiB, 64 headers, 10 s; the 10 s also end idle connections |
 //! | a request's body | 64 KiB, 10 s |
 //! | a connection's life | 5 min, and the request in progress at that time |
@@ -21,6 +22,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,15 +30,19 @@ use std::time::Duration;
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::{Router, middleware};
+use bellhop_api::node::Role;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-const CONNECTIONS_MAX: usize = 64;
+use super::admission::Admissions;
+
+pub use super::admission::Admission;
+
 const HEADERS_MAX: usize = 64;
 const HEAD_MAX: usize = 16 * 1024;
 const HEAD_TIME: Duration = Duration::from_secs(10);
@@ -44,7 +50,7 @@ const HEAD_TIME: Duration = Duration::from_secs(10);
 pub(crate) const BODY_MAX: usize = 64 * 1024;
 /// How long a body may take to arrive.
 pub(crate) const BODY_TIME: Duration = Duration::from_secs(10);
-const ESTABLISH_TIME: Duration = Duration::from_secs(10);
+const ESTABLISH_TIME: Duration = Duration::from_secs(3);
 const CONNECTION_TIME: Duration = Duration::from_secs(300);
 /// How long a client may take to read the last answer, once its endpoint is done.
 const LAST_READ: Duration = Duration::from_secs(90);
@@ -68,7 +74,11 @@ pub trait Transport: Send + Sync + 'static {
     /// The kernel's; accepting continues afterwards.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Incoming>> + Send;
 
-    /// The handshake before HTTP; cancelled after 10 s.
+    /// The address of a client on another host. Its API has to admit it ([`Admission`]). Without
+    /// one the client is of this host, and admitted with the role admin.
+    fn source(incoming: &Self::Incoming) -> Option<IpAddr>;
+
+    /// The handshake before HTTP; cancelled after 3 s.
     ///
     /// # Errors
     /// The connection is closed.
@@ -94,6 +104,10 @@ impl Transport for UnixListener {
 
     async fn accept(&self) -> io::Result<UnixStream> {
         Ok(Self::accept(self).await?.0)
+    }
+
+    fn source(_: &UnixStream) -> Option<IpAddr> {
+        None
     }
 
     async fn establish(&self, incoming: UnixStream) -> io::Result<(UnixStream, UnixPeer)> {
@@ -139,7 +153,7 @@ impl Drop for Working {
 /// pending answers get a second to reach their clients.
 pub async fn serve<T: Transport>(transport: T, router: Router, ended: watch::Receiver<bool>) {
     let transport = Arc::new(transport);
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let admissions = Admissions::new();
     let mut connections = JoinSet::new();
     let mut end = ended.clone();
     loop {
@@ -147,17 +161,25 @@ pub async fn serve<T: Transport>(transport: T, router: Router, ended: watch::Rec
             biased;
             // An error means that the server is gone, which is also the end.
             _ = end.wait_for(|ended| *ended) => break,
-            accepted = next(&*transport, &slots) => accepted,
+            accepted = transport.accept() => accepted,
         };
         // Removes the finished ones.
         while connections.try_join_next().is_some() {}
         match accepted {
-            Ok((incoming, slot)) => {
+            Ok(incoming) => {
                 let (router, ended) = (router.clone(), ended.clone());
                 let transport = transport.clone();
+                let source = T::source(&incoming);
+                let admission = admissions.add(source);
                 connections.spawn(async move {
-                    serve_incoming(&*transport, incoming, router, ended).await;
-                    drop(slot);
+                    let served = serve_incoming(&*transport, incoming, &admission, router, ended);
+                    tokio::select! {
+                        () = served => {}
+                        () = admission.replaced() => {
+                            tracing::debug!(?source, "a newer connection replaces this one");
+                        }
+                    }
+                    admission.end();
                 });
             }
             Err(error) => {
@@ -170,25 +192,14 @@ pub async fn serve<T: Transport>(transport: T, router: Router, ended: watch::Rec
     while connections.join_next().await.is_some() {}
 }
 
-/// The next connection, once there is room for it.
-async fn next<T: Transport>(
-    transport: &T,
-    slots: &Arc<Semaphore>,
-) -> io::Result<(T::Incoming, tokio::sync::OwnedSemaphorePermit)> {
-    let slot = slots
-        .clone()
-        .acquire_owned()
-        .await
-        .map_err(io::Error::other)?;
-    Ok((transport.accept().await?, slot))
-}
-
 async fn serve_incoming<T: Transport>(
     transport: &T,
     incoming: T::Incoming,
+    admission: &Admission,
     router: Router,
     mut ended: watch::Receiver<bool>,
 ) {
+    let is_local = T::source(&incoming).is_none();
     let established = tokio::select! {
         _ = ended.wait_for(|ended| *ended) => return,
         established =
@@ -196,9 +207,18 @@ async fn serve_incoming<T: Transport>(
     };
     match established.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok((stream, peer)) => {
+            if is_local {
+                tokio::select! {
+                    _ = ended.wait_for(|ended| *ended) => return,
+                    () = admission.admit(Role::Admin) => {}
+                }
+            }
+            let admission = admission.clone();
             let router = router.layer(middleware::from_fn(
                 move |mut request: Request, next: Next| {
-                    request.extensions_mut().insert(peer.clone());
+                    let extensions = request.extensions_mut();
+                    extensions.insert(peer.clone());
+                    extensions.insert(admission.clone());
                     next.run(request)
                 },
             ));

@@ -8,11 +8,11 @@ use axum::extract::Request;
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use bellhop_api::node::Role;
 use vmm::http::server::UnixPeer;
 
 use super::Access;
 use super::listener::TlsPeer;
-use super::role::Role;
 use super::tokens::Tokens;
 use crate::error::Error;
 
@@ -54,6 +54,7 @@ impl fmt::Display for Peer {
                     address,
                     subject,
                     fingerprint,
+                    ..
                 } = peer;
                 write!(f, "{subject} ({fingerprint}) from {address}")
             }
@@ -74,6 +75,8 @@ pub(super) struct Caller {
 
 /// The code of a token that is not in the file.
 const UNKNOWN_TOKEN: &str = "unknown_token";
+/// The code of a caller that cannot be identified.
+const UNKNOWN_CALLER: &str = "unknown_caller";
 /// The code of a token that has expired.
 const EXPIRED_TOKEN: &str = "expired_token";
 
@@ -83,7 +86,7 @@ fn unauthorized(code: &'static str, message: &str) -> Error {
 
 fn unknown_caller() -> Error {
     let message = "cannot identify the caller";
-    Error::answered(StatusCode::FORBIDDEN, "unknown_caller", message)
+    Error::answered(StatusCode::FORBIDDEN, UNKNOWN_CALLER, message)
 }
 
 /// The answer to a request that is not allowed.
@@ -112,12 +115,27 @@ impl Access {
                 token: None,
                 expires: None,
             }),
-            Peer::Tls(_) => {
+            Peer::Tls(peer) => {
+                self.verify_again(peer)?;
                 let tokens = self.tokens().ok_or_else(unknown_caller)?;
                 Caller::of_token(&tokens, bearer(headers)?)
             }
             Peer::Unknown => Err(unknown_caller()),
         }
+    }
+
+    /// Checks the certificate of a connection from before the last reload.
+    fn verify_again(&self, peer: &TlsPeer) -> Result<(), Error> {
+        if peer.loads == self.loads() {
+            return Ok(());
+        }
+        let tls = self.tls().ok_or_else(unknown_caller)?;
+        tls.verify_client(&peer.chain).map_err(|error| {
+            let message = format!("the certificate of {} is no longer accepted", peer.subject);
+            let error =
+                Error::answered(StatusCode::FORBIDDEN, UNKNOWN_CALLER, message).because(error);
+            error.hint("connect again with another certificate")
+        })
     }
 }
 
@@ -229,6 +247,8 @@ mod tests {
             address: ([192, 0, 2, 1], 5000).into(),
             subject: "CN=ops".into(),
             fingerprint: "00".into(),
+            chain: [].into(),
+            loads: 0,
         });
         assert_eq!(peer.to_string(), "CN=ops (00) from 192.0.2.1:5000");
         // Without tokens there is no TCP listener, so no client can use it.

@@ -6,17 +6,25 @@
 //! written in that case, too.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode};
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
+use bellhop_api::node::Role;
 use vmm::http::ErrorBody;
 use vmm::http::request_id::RequestId;
+use vmm::http::server::Admission;
 
 use super::caller::{Peer, refusal};
-use super::role::{self, Role};
+use super::role;
 use super::{Access, Permit};
+use crate::error::Error;
+
+/// How long a connection may wait for a place among those of its role.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The sender of a request, as in the audit log: an extension of the request.
 #[derive(Debug, Clone)]
@@ -44,10 +52,20 @@ pub(crate) async fn check(
         Ok(caller) => {
             let extensions = request.extensions_mut();
             extensions.insert(RequestedBy(line.requested_by()));
+            extensions.insert(caller.role);
             if caller.token.is_some() {
                 extensions.insert(permit.until(caller.expires));
             }
-            next.run(request).await
+            let admission = extensions.remove::<Admission>();
+            match admit(admission, caller.role).await {
+                Ok(()) => next.run(request).await,
+                Err(busy) => {
+                    let mut response = busy.into_response();
+                    let close = HeaderValue::from_static("close");
+                    response.headers_mut().insert(CONNECTION, close);
+                    response
+                }
+            }
         }
         Err(refused) => {
             line.refused = true;
@@ -57,6 +75,18 @@ pub(crate) async fn check(
     let error = response.extensions().get::<ErrorBody>();
     line.outcome = Some((response.status(), error.map(|body| body.code.clone())));
     response
+}
+
+/// Admits the connection of a request, if it came over one.
+async fn admit(admission: Option<Admission>, role: Role) -> Result<(), Error> {
+    let Some(admission) = admission else {
+        return Ok(());
+    };
+    let admitted = tokio::time::timeout(PATIENCE, admission.admit(role)).await;
+    admitted.map_err(|_| {
+        let message = format!("all connections for the role {role} are in use");
+        Error::unavailable("busy", message).hint("close idle connections, or try again later")
+    })
 }
 
 /// A line of the audit log; written on drop.

@@ -1,7 +1,7 @@
 //! Adds access control to the description of the API: the role of each request. For tests, which
 //! generate the description.
 //!
-//! Owns the answers 401 and 403 of all endpoints.
+//! Owns the answers 401 and 403 of all endpoints, and 503 of those that have none of their own.
 
 use bellhop_api::responses::error;
 use utoipa::openapi::OpenApi;
@@ -38,6 +38,8 @@ pub(crate) fn describe(document: &mut OpenApi) {
             answers.insert("401".to_owned(), unknown);
             let below = error(&format!("Over TCP: the token's role is below {role}"));
             answers.insert("403".to_owned(), below);
+            let busy = || error("All places of the role are taken");
+            answers.entry("503".to_owned()).or_insert_with(busy);
             let requirement = SecurityRequirement::new(TOKEN, [role]);
             let requirement = requirement.add(CERTIFICATE, Vec::<String>::new());
             // The second one, which is empty, is that of the Unix socket.

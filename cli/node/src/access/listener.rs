@@ -3,12 +3,13 @@
 //! Owns the listening socket and the handshake.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ring::digest::{SHA256, digest};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::server::TlsStream;
 use vmm::http::server::Transport;
 
@@ -28,6 +29,10 @@ pub(crate) struct TlsPeer {
     /// The first 8 bytes of the certificate's SHA-256 in hexadecimal: distinguishes certificates of
     /// one subject.
     pub(super) fingerprint: Arc<str>,
+    /// Its certificates, its own first.
+    pub(super) chain: Arc<[CertificateDer<'static>]>,
+    /// The number of reloads before its handshake.
+    pub(super) loads: u64,
 }
 
 /// Listens on TCP for clients with a certificate.
@@ -53,19 +58,26 @@ impl Transport for TlsListener {
         self.listener.accept().await
     }
 
+    fn source((_, address): &Self::Incoming) -> Option<IpAddr> {
+        Some(address.ip())
+    }
+
     async fn establish(&self, incoming: Self::Incoming) -> io::Result<(Self::Stream, TlsPeer)> {
         let (stream, address) = incoming;
         stream.set_nodelay(true)?;
-        let config = self.access.tls_config().ok_or(io::ErrorKind::Unsupported)?;
-        let accepted = TlsAcceptor::from(config).accept(stream).await;
+        // First, so that a reload during the handshake is noticed.
+        let loads = self.access.loads();
+        let tls = self.access.tls().ok_or(io::ErrorKind::Unsupported)?;
+        let accepted = TlsAcceptor::from(tls.config).accept(stream).await;
         // Failed handshakes help to diagnose clients that cannot connect.
         let stream = accepted
             .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
-        let certificate = stream.get_ref().1.peer_certificates();
+        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let chain: Arc<[_]> = chain.into();
         // The handshake fails without a certificate; if that ever changes, this check refuses the
         // client.
-        let certificate = certificate
-            .and_then(|chain| chain.first())
+        let certificate = chain
+            .first()
             .ok_or_else(|| io::Error::other("the client sent no certificate"))?;
         let hash = digest(&SHA256, certificate);
         let hash = hash.as_ref().iter().take(FINGERPRINT_SIZE);
@@ -75,6 +87,8 @@ impl Transport for TlsListener {
             address,
             subject: subject.into(),
             fingerprint: fingerprint.into(),
+            chain,
+            loads,
         };
         Ok((stream, peer))
     }

@@ -13,8 +13,8 @@
 //!
 //! File permissions control access to the Unix socket, and every client of it is `admin`. TCP needs
 //! a certificate, a key, an authority for clients, and tokens. A client needs both a certificate
-//! and a token, so neither a stolen token nor a stolen certificate is enough. SIGHUP reloads all
-//! files together: if one of them is invalid, all of them stay as they were.
+//! and a token, so neither a stolen token nor a stolen certificate is enough. Both can be revoked.
+//! SIGHUP reloads all files together: if one of them is invalid, all of them stay as they were.
 
 mod caller;
 mod certificates;
@@ -28,6 +28,8 @@ mod permit;
 mod role;
 mod share;
 mod subject;
+#[cfg(test)]
+pub(crate) mod testing;
 mod tokens;
 
 use std::fmt;
@@ -36,7 +38,6 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
-use tokio_rustls::rustls::ServerConfig;
 
 pub use certificates::CertificateFiles;
 pub(crate) use check::{RequestedBy, check};
@@ -48,9 +49,9 @@ pub(crate) use listener::TlsPeer;
 pub(crate) use permit::{Permit, PermitEnd};
 pub(crate) use share::share_with;
 
-pub use role::Role;
 pub use tokens::{Token, Tokens};
 
+use self::certificates::Tls;
 use super::error::Error;
 
 /// The files that control access by TCP.
@@ -64,14 +65,14 @@ pub struct AccessFiles {
 
 /// The contents of the files.
 struct Loaded {
-    tls: Arc<ServerConfig>,
+    tls: Tls,
     tokens: Arc<Tokens>,
 }
 
 impl Loaded {
     fn of(files: &AccessFiles) -> Result<Self, Error> {
         Ok(Self {
-            tls: certificates::load(&files.certificates)?,
+            tls: Tls::load(&files.certificates)?,
             tokens: Arc::new(Tokens::load(&files.tokens)?),
         })
     }
@@ -110,7 +111,7 @@ impl Access {
         })
     }
 
-    /// Reads all files again. Existing connections stay; the new tokens apply from the next request
+    /// Reads all files again. Existing connections stay; the new files apply from the next request
     /// on, and streams end.
     ///
     /// # Errors
@@ -130,8 +131,13 @@ impl Access {
         Some(look(&loaded.read()))
     }
 
-    fn tls_config(&self) -> Option<Arc<ServerConfig>> {
+    fn tls(&self) -> Option<Tls> {
         self.loaded(|loaded| loaded.tls.clone())
+    }
+
+    /// The number of reloads.
+    fn loads(&self) -> u64 {
+        *self.changes.borrow()
     }
 
     fn tokens(&self) -> Option<Arc<Tokens>> {

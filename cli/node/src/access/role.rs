@@ -8,47 +8,8 @@
 //! A path that is not in the table needs `admin`, so a forgotten path is closed. A unit test
 //! compares the table with the description of the API, so that no path is missing.
 
-use std::fmt;
-use std::str::FromStr;
-
 use axum::http::{Method, Uri};
-
-use crate::error::Error;
-
-/// A caller's rights; each role includes the ones before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// Read everything.
-    Read,
-    /// Change the state of VMs: start, pause, stop, reset.
-    Operate,
-    /// Everything: create and delete VMs, devices and NICs.
-    Admin,
-}
-
-/// The names of roles.
-const WORDS: [(Role, &str); 3] = [
-    (Role::Read, "read"),
-    (Role::Operate, "operate"),
-    (Role::Admin, "admin"),
-];
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let said = WORDS.iter().find(|(role, _)| role == self);
-        f.write_str(said.map_or("", |(_, word)| word))
-    }
-}
-
-impl FromStr for Role {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let meant = WORDS.iter().find(|(_, word)| *word == text);
-        let unknown = || format!("{text:?} is not a role: use read, operate or admin");
-        meant.map_or_else(|| Err(Error::failed(unknown())), |(role, _)| Ok(*role))
-    }
-}
+use bellhop_api::node::Role;
 
 /// A row: method, path with `{…}` for any one segment, and `{*…}` for one or more at the end.
 pub(super) type Row = (Method, &'static str, Role);
@@ -173,17 +134,6 @@ pub(super) fn fits(pattern: &str, path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn roles_include_the_ones_before() {
-        assert!(Role::Read < Role::Operate && Role::Operate < Role::Admin);
-        for role in [Role::Read, Role::Operate, Role::Admin] {
-            assert_eq!(role.to_string().parse::<Role>().unwrap(), role);
-        }
-        for bad in ["", "Admin", "root", "read "] {
-            assert!(bad.parse::<Role>().is_err(), "{bad:?}");
-        }
-    }
 
     #[test]
     fn each_row_is_found_by_its_own_path() {

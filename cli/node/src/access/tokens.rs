@@ -13,6 +13,7 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bellhop_api::node::{BadRole, Role};
 use bellhop_common::private_file;
 use bellhop_common::text::utc;
 use ring::digest::{SHA256, digest};
@@ -21,7 +22,6 @@ use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 use vmm::credentials::{self, Holder, Secrecy};
 use x509_cert::der::DateTime;
 
-use super::role::Role;
 use crate::error::Error;
 
 /// The maximum number of tokens.
@@ -256,7 +256,9 @@ fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, Error> {
              2027-02-21T21:45:00Z",
         ));
     }
-    let role = role.parse()?;
+    let role = role
+        .parse()
+        .map_err(|error: BadRole| Error::failed(error.to_string()))?;
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.len() > NAME_MAX || !name.bytes().all(known) {
         return Err(Error::failed(format!(

@@ -6,7 +6,7 @@ use bellhop_diagnostics::doctor::{self, Host, Report};
 use vmm::http::ErrorBody;
 
 use super::listings::DoctorReport;
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use crate::error::Error;
 
 /// Check the host
@@ -17,7 +17,10 @@ use crate::error::Error;
     (status = 200, description = "The findings", body = DoctorReport),
     (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]
-pub(super) async fn show(State(node): Api) -> Result<Json<Report>, Error> {
+pub(super) async fn show(
+    State(node): Api,
+    SenderRole(role): SenderRole,
+) -> Result<Json<Report>, Error> {
     let check = || Ok::<_, Error>(doctor::report(&Host::this()));
-    Ok(Json(node.kernel_permits.run(check).await?))
+    Ok(Json(node.kernel_permits.run(role, check).await?))
 }

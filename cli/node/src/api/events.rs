@@ -32,22 +32,23 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use bellhop_api::node::{Event, EventChange, EventQuery};
+use bellhop_api::node::{Event, EventChange, EventQuery, Role};
 use bellhop_api::responses::WatchErrors;
 use futures_util::stream;
 use serde::Deserialize as _;
 use serde::de::IntoDeserializer as _;
 use serde::de::value::Error as Unreadable;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use vmm::http::HttpError;
+use vmm::http::budget::BudgetPlace;
 use vmm::http::parameters::Parameters;
 use vmm::http::server::Closing;
 
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use crate::access::Permit;
 use crate::error::Error;
-use crate::events::{Events, READERS_MAX, Read};
+use crate::events::{Events, Read};
 use crate::machines::spec::VmName;
 
 /// The interval of keep-alives on an idle stream.
@@ -74,6 +75,7 @@ const CHUNK: usize = 64;
 ))]
 pub(super) async fn follow(
     State(node): Api,
+    SenderRole(role): SenderRole,
     closing: Option<Extension<Closing>>,
     permit: Option<Extension<Permit>>,
     headers: HeaderMap,
@@ -81,11 +83,12 @@ pub(super) async fn follow(
 ) -> Result<Response, Error> {
     let closing = closing.map(|Extension(closing)| closing);
     let permit = permit.map(|Extension(permit)| permit);
-    stream_of(node.events.clone(), closing, permit, &headers, query)
+    stream_of(node.events.clone(), role, closing, permit, &headers, query)
 }
 
 fn stream_of(
     events: Arc<Events>,
+    role: Role,
     closing: Option<Closing>,
     permit: Option<Permit>,
     headers: &HeaderMap,
@@ -94,8 +97,8 @@ fn stream_of(
     let asked = last_event_id(headers)?.or(query.since);
     let vm = query.vm.map(|name| name.parse()).transpose()?;
     let change = query.kind.as_deref().map(change_of).transpose()?;
-    let place = events.place().ok_or_else(|| {
-        let message = format!("{READERS_MAX} clients already read events");
+    let place = events.place(role).ok_or_else(|| {
+        let message = format!("too many clients with the role {role} already read events");
         Error::unavailable("too_many_readers", message).hint("try again later")
     })?;
     let newest = events.newest();
@@ -185,7 +188,7 @@ struct Reader {
     /// None without a server.
     closing: Option<Closing>,
     permit: Option<Permit>,
-    _place: OwnedSemaphorePermit,
+    _place: BudgetPlace,
 }
 
 impl Reader {

@@ -15,7 +15,7 @@ use vmm::http::parameters::DeviceName;
 
 use super::listings::FunctionListing;
 use super::management::part_of_nic;
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use crate::error::Error;
 
 /// List PCI functions
@@ -25,8 +25,11 @@ use crate::error::Error;
     (status = 200, description = "All functions", body = FunctionListing),
     KernelErrors,
 ))]
-pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
-    Ok(Json(node.kernel_permits.run(vf::all).await?))
+pub(super) async fn list(
+    State(node): Api,
+    SenderRole(role): SenderRole,
+) -> Result<Json<Listing>, Error> {
+    Ok(Json(node.kernel_permits.run(role, vf::all).await?))
 }
 
 /// Read a PCI function
@@ -42,10 +45,11 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
 ))]
 pub(super) async fn show(
     State(node): Api,
+    SenderRole(role): SenderRole,
     DeviceName(address): DeviceName,
 ) -> Result<Json<Listing>, Error> {
     let one = move || vf::one(&format!("pci/{address}"));
-    Ok(Json(node.kernel_permits.run(one).await?))
+    Ok(Json(node.kernel_permits.run(role, one).await?))
 }
 
 /// A change of a PCI function.
@@ -69,6 +73,7 @@ pub(super) struct FunctionChange {
 ))]
 pub(super) async fn change(
     State(node): Api,
+    SenderRole(role): SenderRole,
     DeviceName(address): DeviceName,
     JsonBody(change): JsonBody<FunctionChange>,
 ) -> Result<Json<Listing>, Error> {
@@ -98,7 +103,7 @@ pub(super) async fn change(
         }
         Ok(vf::one(&format!("pci/{address}"))?)
     };
-    Ok(Json(node.kernel_permits.run(count).await?))
+    Ok(Json(node.kernel_permits.run(role, count).await?))
 }
 
 /// Whether a NIC was created on a virtual function of this one.

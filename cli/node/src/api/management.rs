@@ -11,13 +11,13 @@
 //! | the kernel does not answer, or too many requests wait for it | 503 |
 //! | the kernel's answers or files are malformed | 500 |
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use tokio::sync::Semaphore;
+use bellhop_api::node::Role;
 use vdpa_mgmt::nic::StoreError;
 use vdpa_mgmt::{Connection, Error as MgmtError, ErrorKind as MgmtErrorKind};
+use vmm::http::budget::Budget;
 use vmm::http::on_worker;
 
 use crate::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
@@ -71,38 +71,39 @@ fn kind(error: &MgmtError) -> ErrorKind {
     }
 }
 
-/// The semaphore of requests to the kernel.
+/// The places of requests to the kernel.
 #[derive(Debug, Clone)]
-pub(crate) struct KernelPermits(Arc<Semaphore>);
+pub(crate) struct KernelPermits(Budget);
 
 impl Default for KernelPermits {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(REQUESTS_MAX)))
+        Self(Budget::new(REQUESTS_MAX))
     }
 }
 
 impl KernelPermits {
-    /// Runs `work` on a worker thread, to its end even if the client disconnects: only then is its
-    /// turn over.
+    /// Runs `work` for a client of this role on a worker thread, to its end even if the client
+    /// disconnects: only then is its turn over.
     pub(crate) async fn run<T, E>(
         &self,
+        role: Role,
         work: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, Error>
     where
         T: Send + 'static,
         E: Into<Error> + Send + 'static,
     {
-        let permit = tokio::time::timeout(PATIENCE, self.0.clone().acquire_owned()).await;
-        let Ok(Ok(permit)) = permit else {
+        let place = tokio::time::timeout(PATIENCE, self.0.take(role)).await;
+        let place = place.map_err(|_| {
             let message = format!(
-                "{REQUESTS_MAX} requests have waited for the kernel for {} s",
+                "the kernel has not finished earlier requests for {} s",
                 PATIENCE.as_secs()
             );
-            return Err(Error::unavailable("busy", message).hint("try again later"));
-        };
+            Error::unavailable("busy", message).hint("try again later")
+        })?;
         let done = on_worker(move || {
             let done = work();
-            drop(permit);
+            drop(place);
             done
         });
         done.await?.map_err(Into::into)
@@ -148,7 +149,7 @@ mod tests {
     async fn requests_wait_for_their_turn() {
         let kernel_permits = KernelPermits::default();
         let (release, wait) = std::sync::mpsc::channel::<()>();
-        let wait = Arc::new(parking_lot::Mutex::new(wait));
+        let wait = std::sync::Arc::new(parking_lot::Mutex::new(wait));
         let waiting: Vec<_> = (0..REQUESTS_MAX)
             .map(|_| {
                 let (kernel_permits, wait) = (kernel_permits.clone(), wait.clone());
@@ -157,22 +158,36 @@ mod tests {
                         let _ = wait.lock().recv();
                         Ok::<_, MgmtError>(())
                     };
-                    kernel_permits.run(work).await
+                    kernel_permits.run(Role::Admin, work).await
                 })
             })
             .collect();
-        while kernel_permits.0.available_permits() > 0 {
+        while kernel_permits.0.free() > 0 {
             tokio::task::yield_now().await;
         }
         // The clients disconnect; their requests continue, and keep their turns.
         waiting[0].abort();
         tokio::task::yield_now().await;
-        assert_eq!(kernel_permits.0.available_permits(), 0);
+        assert_eq!(kernel_permits.0.free(), 0);
         drop(release);
         for waiting in waiting.into_iter().skip(1) {
             assert!(waiting.await.unwrap().is_ok());
         }
-        assert!(kernel_permits.run(|| Ok::<_, MgmtError>(1)).await.is_ok());
+        let next = kernel_permits.run(Role::Read, || Ok::<_, MgmtError>(1));
+        assert!(next.await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn readers_use_up_no_turns_of_others() {
+        let kernel_permits = KernelPermits::default();
+        let held: Vec<_> = std::iter::from_fn(|| kernel_permits.0.try_take(Role::Read)).collect();
+        let ask = |role| kernel_permits.run(role, || Ok::<_, MgmtError>(()));
+        assert_eq!(ask(Role::Read).await.unwrap_err().answer().1, "busy");
+        for role in [Role::Operate, Role::Admin] {
+            assert!(ask(role).await.is_ok(), "{role}");
+        }
+        drop(held);
+        assert!(ask(Role::Read).await.is_ok());
     }
 
     #[test]

@@ -11,18 +11,19 @@
 //! rejects a whole text that contains duplicates.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use bellhop_api::machine::{DeviceInfo, NicInfo, PlugPhase, QueueInfo};
-use bellhop_api::node::{Desired, Vm, VmPhase};
-use tokio::sync::Semaphore;
+use bellhop_api::node::{Desired, Role, Vm, VmPhase};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
+use vmm::http::budget::Budget;
 use vmm::http::metrics::{Kind, Text, count};
 
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use super::{version, vms};
 use crate::machines::process::{self, Memory};
 use crate::machines::record::Record;
@@ -30,7 +31,7 @@ use crate::machines::spec::NicId;
 use crate::machines::vmm::Vmm;
 
 /// The number of VMs that all scrapes together query at a time.
-static TURNS: Semaphore = Semaphore::const_new(64);
+static TURNS: LazyLock<Budget> = LazyLock::new(|| Budget::new(64));
 /// The time limit of the pass over all VMs.
 const PASS: Duration = Duration::from_secs(1);
 /// The most queues per NIC.
@@ -77,7 +78,7 @@ impl From<NicInfo> for Nic {
 #[utoipa::path(get, path = "/v1/metrics", operation_id = "get_node_metrics", responses(
     (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
 ))]
-pub(super) async fn show(State(node): Api) -> Text {
+pub(super) async fn show(State(node): Api, SenderRole(role): SenderRole) -> Text {
     let mut samples = Vec::new();
     let mut asked = Vec::new();
     for (name, view) in node.machines.list() {
@@ -91,7 +92,7 @@ pub(super) async fn show(State(node): Api) -> Text {
             continue;
         };
         if matches!(info.status.phase, VmPhase::Running | VmPhase::Paused)
-            && let Ok(vmm) = node.machines.vmm(&name)
+            && let Ok(vmm) = node.machines.vmm_for(&name, role)
         {
             asked.push((info.name.clone(), vmm, nics));
         }
@@ -102,7 +103,7 @@ pub(super) async fn show(State(node): Api) -> Text {
             nics: None,
         });
     }
-    let mut answers = ask_all(asked, PASS).await;
+    let mut answers = ask_all(asked, role, PASS).await;
     for sample in &mut samples {
         sample.nics = answers.remove(&sample.info.name);
     }
@@ -114,12 +115,13 @@ pub(super) async fn show(State(node): Api) -> Text {
 /// Queries all VMs at once; returns those that answer within `limit`.
 async fn ask_all(
     machines: Vec<(String, Vmm, Vec<NicId>)>,
+    role: Role,
     limit: Duration,
 ) -> BTreeMap<String, BTreeMap<NicId, Nic>> {
     let end = Instant::now() + limit;
     let mut asked = JoinSet::new();
     for (name, vmm, nics) in machines {
-        asked.spawn(async move { (name, ask(&vmm, nics).await) });
+        asked.spawn(async move { (name, ask(&vmm, role, nics).await) });
     }
     let mut answers = BTreeMap::new();
     // Dropping the set cancels the remaining tasks.
@@ -131,8 +133,8 @@ async fn ask_all(
     answers
 }
 
-async fn ask(vmm: &Vmm, nics: Vec<NicId>) -> Option<BTreeMap<NicId, Nic>> {
-    let _turn = TURNS.acquire().await.ok()?;
+async fn ask(vmm: &Vmm, role: Role, nics: Vec<NicId>) -> Option<BTreeMap<NicId, Nic>> {
+    let _turn = TURNS.take(role).await;
     let mut answers = BTreeMap::new();
     for id in nics {
         match vmm.nic(&id).await {

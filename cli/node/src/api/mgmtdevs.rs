@@ -9,7 +9,7 @@ use vdpa_mgmt::Connection;
 
 use super::listings::MgmtdevListing;
 use super::management::of_vdpa;
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use crate::error::Error;
 
 /// List management devices
@@ -20,10 +20,13 @@ use crate::error::Error;
     (status = 200, description = "All management devices", body = MgmtdevListing),
     KernelErrors,
 ))]
-pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
+pub(super) async fn list(
+    State(node): Api,
+    SenderRole(role): SenderRole,
+) -> Result<Json<Listing>, Error> {
     let devices = node
         .kernel_permits
-        .run(|| of_vdpa(Connection::mgmt_devices))
+        .run(role, || of_vdpa(Connection::mgmt_devices))
         .await?;
     Ok(Json(mgmtdev::listing(&devices)))
 }

@@ -24,7 +24,7 @@ use vmm::http::server::UnixPeer;
 
 use super::operations::accepted;
 use super::proxy;
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use super::vm_path::VmPath;
 use crate::error::Error;
 use crate::machines::operations::{Requested, Sent};
@@ -160,10 +160,15 @@ pub(super) async fn cancel(State(node): Api, VmPath { name }: VmPath) -> Result<
     NameErrors, ProxyErrors,
     (status = 404, description = "Not found: the VM, or a migration", body = ErrorBody),
 ))]
-pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Response, Error> {
+pub(super) async fn show(
+    api: Api,
+    role: SenderRole,
+    vm: VmPath,
+    request: Request,
+) -> Result<Response, Error> {
     let (machines, name) = (api.0.machines.clone(), vm.name.clone());
     let asked = machines.process_of(&name);
-    let answer = match proxy::forward(api, vm, request).await {
+    let answer = match proxy::forward(api, role, vm, request).await {
         Ok(answer) => answer,
         Err(error) => {
             let left = machines.last_outgoing(&name);

@@ -18,6 +18,8 @@ mod operations;
 mod ports;
 mod precondition;
 mod proxy;
+#[cfg(test)]
+mod role_tests;
 mod snapshots;
 mod state;
 mod topology;

@@ -14,7 +14,7 @@ use vmm::http::body::JsonBody;
 use vmm::http::parameters::DeviceName;
 
 use super::listings::HostNicListing;
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use crate::error::Error;
 use crate::machines::spec::host_request;
 
@@ -26,13 +26,16 @@ use crate::machines::spec::host_request;
     (status = 200, description = "All NICs", body = HostNicListing),
     KernelErrors,
 ))]
-pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
+pub(super) async fn list(
+    State(node): Api,
+    SenderRole(role): SenderRole,
+) -> Result<Json<Listing>, Error> {
     let directory = node.paths.nics();
     let list = move || {
         let nics = Store::open(&directory)?.nics()?;
         Ok::<_, Error>(nic::listing(&nics)?)
     };
-    Ok(Json(node.kernel_permits.run(list).await?))
+    Ok(Json(node.kernel_permits.run(role, list).await?))
 }
 
 /// Create a NIC
@@ -48,6 +51,7 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
 ))]
 pub(super) async fn create(
     State(node): Api,
+    SenderRole(role): SenderRole,
     JsonBody(spec): JsonBody<HostNicSpec>,
 ) -> Result<Response, Error> {
     let request = host_request(&spec)?;
@@ -60,7 +64,7 @@ pub(super) async fn create(
         own.events.publish(event.detail(detail));
         Ok::<_, Error>(nic::listing(&[nic])?)
     };
-    let made = node.kernel_permits.run(make).await?;
+    let made = node.kernel_permits.run(role, make).await?;
     Ok((StatusCode::CREATED, [(LOCATION, location)], Json(made)).into_response())
 }
 
@@ -76,6 +80,7 @@ pub(super) async fn create(
 ))]
 pub(super) async fn show(
     State(node): Api,
+    SenderRole(role): SenderRole,
     DeviceName(name): DeviceName,
 ) -> Result<Json<Listing>, Error> {
     let directory = node.paths.nics();
@@ -83,7 +88,7 @@ pub(super) async fn show(
         let nic = Store::open(&directory)?.nic(&name)?;
         Ok::<_, Error>(nic::listing(&[nic])?)
     };
-    Ok(Json(node.kernel_permits.run(show).await?))
+    Ok(Json(node.kernel_permits.run(role, show).await?))
 }
 
 /// Delete a NIC
@@ -99,6 +104,7 @@ pub(super) async fn show(
 ))]
 pub(super) async fn remove(
     State(node): Api,
+    SenderRole(role): SenderRole,
     DeviceName(name): DeviceName,
 ) -> Result<StatusCode, Error> {
     let own = node.clone();
@@ -108,16 +114,19 @@ pub(super) async fn remove(
         own.events.publish(event.detail("on request"));
         Ok::<_, Error>(())
     };
-    node.kernel_permits.run(delete).await?;
+    node.kernel_permits.run(role, delete).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 #[cfg(test)]
 mod tests {
+    use bellhop_api::node::Role;
     use serde_json::json;
 
     use super::*;
     use crate::context::Node;
+
+    const ADMIN: SenderRole = SenderRole(Role::Admin);
 
     #[tokio::test]
     async fn invalid_nics_are_refused_before_any_change_of_the_host() {
@@ -138,16 +147,16 @@ mod tests {
             json!({ "name": "nic0", "from": "eth0", "min_tx_rate": 2, "max_tx_rate": 1 }),
         ] {
             let spec = serde_json::from_value(bad).unwrap();
-            let error = create(State(node.clone()), JsonBody(spec))
+            let error = create(State(node.clone()), ADMIN, JsonBody(spec))
                 .await
                 .unwrap_err();
             assert_eq!(error.answer().0, StatusCode::UNPROCESSABLE_ENTITY);
         }
         for name in ["nic0".to_owned(), "n".repeat(64)] {
             let status = StatusCode::NOT_FOUND;
-            let error = remove(State(node.clone()), DeviceName(name.clone())).await;
+            let error = remove(State(node.clone()), ADMIN, DeviceName(name.clone())).await;
             assert_eq!(error.unwrap_err().answer().0, status, "{name}");
-            let error = show(State(node.clone()), DeviceName(name.clone())).await;
+            let error = show(State(node.clone()), ADMIN, DeviceName(name.clone())).await;
             assert_eq!(error.unwrap_err().answer().0, status, "{name}");
         }
         std::fs::remove_dir_all(&directory).unwrap();

@@ -26,7 +26,7 @@ use vmm::http::request_id::RequestId;
 use vmm::http::server::Closing;
 use vmm::http::{ErrorBody, HttpError};
 
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use super::vm_path::VmPath;
 use crate::access::RequestedBy;
 use crate::error::Error;
@@ -115,6 +115,7 @@ pub(super) async fn list(
 ))]
 pub(super) async fn show(
     State(node): Api,
+    SenderRole(role): SenderRole,
     OperationPath { id }: OperationPath,
     Parameters(query): Parameters<OperationWait>,
     closing: Option<Extension<Closing>>,
@@ -135,7 +136,7 @@ pub(super) async fn show(
         }
     };
     tokio::select! {
-        ended = operations.wait(&id, Duration::from_secs(seconds)) => ended.map(Json),
+        ended = operations.wait(&id, role, Duration::from_secs(seconds)) => ended.map(Json),
         () = closing => operations.show(&id).map(Json),
     }
 }
@@ -216,6 +217,7 @@ pub(super) async fn upgrade(
 mod tests {
     use std::sync::Arc;
 
+    use bellhop_api::node::Role;
     use serde_json::{Value, json};
 
     use super::*;
@@ -243,7 +245,8 @@ mod tests {
     ) -> Result<Operation, (u16, &'static str)> {
         let path = OperationPath { id: id.to_owned() };
         let query = Parameters(OperationWait { wait: Some(wait) });
-        let shown = show(State(node.clone()), path, query, None).await;
+        let role = SenderRole(Role::Read);
+        let shown = show(State(node.clone()), role, path, query, None).await;
         shown.map(|Json(one)| one).map_err(|error| {
             let (status, code) = error.answer();
             (status.as_u16(), code)

@@ -12,7 +12,7 @@ use vmm::http::parameters::PathParameters;
 
 use super::listings::PortListing;
 use super::management::{no_devlink, or_none};
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use crate::error::Error;
 
 /// A devlink instance in the path.
@@ -34,8 +34,11 @@ pub(super) struct InstancePath {
     (status = 200, description = "All ports", body = PortListing),
     KernelErrors,
 ))]
-pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
-    let ports = node.kernel_permits.run(|| {
+pub(super) async fn list(
+    State(node): Api,
+    SenderRole(role): SenderRole,
+) -> Result<Json<Listing>, Error> {
+    let ports = node.kernel_permits.run(role, || {
         or_none(
             Devlink::open().and_then(|devlink| devlink.ports()),
             no_devlink,
@@ -54,11 +57,12 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
 ))]
 pub(super) async fn of_instance(
     State(node): Api,
+    SenderRole(role): SenderRole,
     PathParameters(InstancePath { bus, device }): PathParameters<InstancePath>,
 ) -> Result<Json<Listing>, Error> {
     let handle = Handle::new(&bus, &device)?;
     let ports = move || Devlink::open()?.ports_of(&handle);
-    let ports = node.kernel_permits.run(ports).await?;
+    let ports = node.kernel_permits.run(role, ports).await?;
     Ok(Json(port::listing(&ports)))
 }
 
@@ -72,10 +76,11 @@ pub(super) async fn of_instance(
 ))]
 pub(super) async fn show(
     State(node): Api,
+    SenderRole(role): SenderRole,
     PathParameters((bus, device, index)): PathParameters<(String, String, u32)>,
 ) -> Result<Json<Listing>, Error> {
     let handle = Handle::new(&bus, &device)?;
     let port = move || Devlink::open()?.port(&handle.port(index));
-    let port = node.kernel_permits.run(port).await?;
+    let port = node.kernel_permits.run(role, port).await?;
     Ok(Json(port::listing(&[port])))
 }

@@ -4,24 +4,31 @@
 //! name: `/v1/vms/x/metrics`, `/v1/vms/x/openapi.json`. The VM itself (`/v1/vm`) is not reachable
 //! this way, because the daemon controls its life. Bodies are streamed, whatever their size: the VM
 //! limits them.
+//!
+//! Clients share the places of each VM by role, so that the VM has some left for its supervisor.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, ALLOW, CONNECTION, CONTENT_TYPE, HOST};
 use axum::http::{HeaderName, HeaderValue, Uri};
 use axum::response::Response;
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use vmm::http::request_id::{REQUEST_ID, RequestId};
 
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use super::vm_path::VmPath;
 use crate::error::Error;
 use crate::machines::error::no_vm;
-use crate::machines::vmm::{not_in_time, unformed};
+use crate::machines::vmm::{Vmm, not_in_time, unformed};
 
 /// The time limit for the begin of a VM's answer: longer than any of its watches.
 const ANSWER_TIME: Duration = Duration::from_secs(90);
+/// The VM's path on which a client waits.
+const WATCH: &str = "/v1/vm/watch";
 /// The VM's paths outside `/v1/vm`.
 const BESIDE: [&str; 2] = ["metrics", "openapi.json"];
 /// The request headers that are forwarded.
@@ -32,12 +39,17 @@ const ANSWER_HEADERS: [HeaderName; 2] = [CONTENT_TYPE, ALLOW];
 /// Forwards a request.
 pub(super) async fn forward(
     State(node): Api,
+    SenderRole(role): SenderRole,
     VmPath { name }: VmPath,
     request: Request,
 ) -> Result<Response, Error> {
-    let vmm = node.machines.vmm(&name)?;
     let (head, body) = request.into_parts();
     let target = target(&head.uri).ok_or_else(|| no_vm(&name))?;
+    let vmm = if target.split('?').next() == Some(WATCH) {
+        node.machines.vmm_to_watch(&name, role)?
+    } else {
+        node.machines.vmm_for(&name, role)?
+    };
     let mut builder = Request::builder()
         .method(head.method)
         .uri(target)
@@ -55,7 +67,7 @@ pub(super) async fn forward(
     let answer = tokio::time::timeout(ANSWER_TIME, vmm.send(passed)).await;
     let answer = answer.map_err(|_| not_in_time(ANSWER_TIME))??;
     let (head, body) = answer.into_parts();
-    let mut response = Response::new(Body::new(body));
+    let mut response = Response::new(Body::new(Answer { body, _vmm: vmm }));
     *response.status_mut() = head.status;
     for header in ANSWER_HEADERS {
         if let Some(value) = head.headers.get(&header) {
@@ -63,6 +75,32 @@ pub(super) async fn forward(
         }
     }
     Ok(response)
+}
+
+/// The body of a VM's answer, which keeps the client's place until its end.
+struct Answer {
+    body: Incoming,
+    _vmm: Vmm,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// The path and query in the VM's API. Nothing is decoded, so a path cannot become another one.
@@ -84,6 +122,7 @@ pub(super) fn target(uri: &Uri) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
+    use bellhop_api::node::Role;
     use serde_json::json;
 
     use super::*;
@@ -112,7 +151,8 @@ mod tests {
         let name = "web".parse().unwrap();
         let request = Request::post("/v1/vms/web/power-button");
         let request = request.body(Body::empty()).unwrap();
-        let refused = forward(State(node), VmPath { name }, request).await;
+        let role = SenderRole(Role::Admin);
+        let refused = forward(State(node), role, VmPath { name }, request).await;
         let (status, code) = refused.unwrap_err().answer();
         assert_eq!((status.as_u16(), code), (409, "starting"));
         std::fs::remove_dir_all(&directory).unwrap();

@@ -9,7 +9,7 @@ use vdpa_mgmt::pci::Address;
 use vdpa_mgmt::topology::{self, Topology};
 use vmm::http::parameters::Parameters;
 
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use crate::error::Error;
 
 /// The selected part of the topology.
@@ -40,6 +40,7 @@ pub(super) struct TopologyListing {
 ))]
 pub(super) async fn show(
     State(node): Api,
+    SenderRole(role): SenderRole,
     Parameters(part): Parameters<Part>,
 ) -> Result<Json<TopologyListing>, Error> {
     let address = part
@@ -50,6 +51,6 @@ pub(super) async fn show(
         Some(address) => topology::read_function(address),
         None => topology::read(),
     };
-    let topology = node.kernel_permits.run(read).await?;
+    let topology = node.kernel_permits.run(role, read).await?;
     Ok(Json(TopologyListing { topology }))
 }

@@ -21,7 +21,7 @@ use vmm::http::parameters::DeviceName;
 
 use super::listings::{VdpaDeviceDetails, VdpaDeviceListing};
 use super::management::{of_vdpa, part_of_nic};
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use crate::error::Error;
 
 /// A device in the form of `bellhop dev show NAME -j` and `bellhop dev config show NAME -j`.
@@ -142,10 +142,13 @@ fn shown(connection: &Connection, name: &str) -> Result<Shown, MgmtError> {
     (status = 200, description = "All vDPA devices", body = VdpaDeviceListing),
     KernelErrors,
 ))]
-pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
+pub(super) async fn list(
+    State(node): Api,
+    SenderRole(role): SenderRole,
+) -> Result<Json<Listing>, Error> {
     let devices = node
         .kernel_permits
-        .run(|| of_vdpa(Connection::devices))
+        .run(role, || of_vdpa(Connection::devices))
         .await?;
     Ok(Json(dev::listing(&devices)))
 }
@@ -162,10 +165,11 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
 ))]
 pub(super) async fn show(
     State(node): Api,
+    SenderRole(role): SenderRole,
     DeviceName(name): DeviceName,
 ) -> Result<Json<Shown>, Error> {
     let show = move || shown(&Connection::open()?, &name);
-    Ok(Json(node.kernel_permits.run(show).await?))
+    Ok(Json(node.kernel_permits.run(role, show).await?))
 }
 
 /// Create a vDPA device
@@ -182,6 +186,7 @@ pub(super) async fn show(
 ))]
 pub(super) async fn put(
     State(node): Api,
+    SenderRole(role): SenderRole,
     DeviceName(name): DeviceName,
     JsonBody(spec): JsonBody<VdpaDeviceSpec>,
 ) -> Result<(StatusCode, Json<Shown>), Error> {
@@ -212,7 +217,7 @@ pub(super) async fn put(
         };
         Ok::<_, Error>((status, shown(&connection, &name)?))
     };
-    let (status, device) = node.kernel_permits.run(make).await?;
+    let (status, device) = node.kernel_permits.run(role, make).await?;
     Ok((status, Json(device)))
 }
 
@@ -229,6 +234,7 @@ pub(super) async fn put(
 ))]
 pub(super) async fn change(
     State(node): Api,
+    SenderRole(role): SenderRole,
     DeviceName(name): DeviceName,
     JsonBody(change): JsonBody<VdpaDeviceChange>,
 ) -> Result<Json<Shown>, Error> {
@@ -242,7 +248,7 @@ pub(super) async fn change(
         own.events.publish(event.detail(detail));
         shown(&connection, &name)
     };
-    Ok(Json(node.kernel_permits.run(set).await?))
+    Ok(Json(node.kernel_permits.run(role, set).await?))
 }
 
 /// Delete a vDPA device
@@ -258,6 +264,7 @@ pub(super) async fn change(
 ))]
 pub(super) async fn remove(
     State(node): Api,
+    SenderRole(role): SenderRole,
     DeviceName(name): DeviceName,
 ) -> Result<StatusCode, Error> {
     let own = node.clone();
@@ -281,7 +288,7 @@ pub(super) async fn remove(
         own.events.publish(event.detail("on request"));
         Ok(())
     };
-    node.kernel_permits.run(delete).await?;
+    node.kernel_permits.run(role, delete).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

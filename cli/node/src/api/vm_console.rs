@@ -21,19 +21,20 @@ use axum::extract::{Request, State};
 use axum::http::header::UPGRADE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
-use bellhop_api::node::ConsoleQuery;
+use bellhop_api::node::{ConsoleQuery, Role as ClientRole};
 use bellhop_api::responses::{NameErrors, ProxyErrors};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::server::create_response_with_body;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
+use vmm::http::budget::BudgetPlace;
 use vmm::http::parameters::Parameters;
 use vmm::http::{ErrorBody, HttpError};
 
@@ -106,6 +107,7 @@ async fn join(
     mut request: Request,
 ) -> Result<Response, Error> {
     let permit = request.extensions_mut().remove::<Permit>();
+    let role = request.extensions().get::<ClientRole>().copied();
     let [read_only, take, history] =
         [query.read_only, query.take, query.history].map(Option::unwrap_or_default);
     if read_only && take {
@@ -116,7 +118,7 @@ async fn join(
         Ok(response) => response,
         Err(error) => return Ok(no_handshake(error)),
     };
-    let place = consoles.place(read_only)?;
+    let place = consoles.place(role.unwrap_or(ClientRole::Read), read_only)?;
     let console = consoles.attach(vm, socket).await?;
     let (output, position) = console.output(history);
     let taken = if read_only {
@@ -165,7 +167,7 @@ struct Client {
     /// The right to write; `None` for a reader.
     taken: Option<oneshot::Receiver<String>>,
     permit: Option<Permit>,
-    _place: OwnedSemaphorePermit,
+    _place: BudgetPlace,
 }
 
 impl Client {

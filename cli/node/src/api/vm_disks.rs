@@ -9,11 +9,12 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::Items;
 use bellhop_api::machine::{DiskInfo, DiskSummary, VmState};
+use bellhop_api::node::Role;
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use vmm::config::DiskConfig;
 use vmm::http::body::JsonBody;
 
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use super::vm_path::{DevicePath, VmPath};
 use crate::context::Node;
 use crate::error::Error;
@@ -23,12 +24,12 @@ use crate::machines::spec::{DeviceId, VmName, VmSpec};
 use crate::machines::vmm::Vmm;
 
 /// A VM's spec, and the client of its process if the VM runs.
-fn look(node: &Node, name: &VmName) -> Result<(VmSpec, Option<Vmm>), Error> {
+fn look(node: &Node, role: Role, name: &VmName) -> Result<(VmSpec, Option<Vmm>), Error> {
     let view = node.machines.show(name)?;
     let record = view.record.ok_or_else(|| no_vm(name))?;
     let state = view.live.and_then(|live| live.state);
     let vmm = match state {
-        Some(VmState::Running | VmState::Paused) => Some(node.machines.vmm(name)?),
+        Some(VmState::Running | VmState::Paused) => Some(node.machines.vmm_for(name, role)?),
         _ => None,
     };
     Ok((record.spec, vmm))
@@ -43,8 +44,8 @@ fn recorded(disk: &DiskConfig) -> DiskInfo {
     }
 }
 
-async fn info(node: &Node, name: &VmName, id: &DeviceId) -> Result<Response, Error> {
-    let (spec, vmm) = look(node, name)?;
+async fn info(node: &Node, role: Role, name: &VmName, id: &DeviceId) -> Result<Response, Error> {
+    let (spec, vmm) = look(node, role, name)?;
     if let Some(vmm) = vmm {
         return Ok(Json(vmm.disk(id).await?).into_response());
     }
@@ -60,8 +61,12 @@ async fn info(node: &Node, name: &VmName, id: &DeviceId) -> Result<Response, Err
     (status = 200, description = "All its disks", body = Items<DiskInfo>),
     NameErrors, ProxyErrors,
 ))]
-pub(super) async fn list(State(node): Api, VmPath { name }: VmPath) -> Result<Response, Error> {
-    let (spec, vmm) = look(&node, &name)?;
+pub(super) async fn list(
+    State(node): Api,
+    SenderRole(role): SenderRole,
+    VmPath { name }: VmPath,
+) -> Result<Response, Error> {
+    let (spec, vmm) = look(&node, role, &name)?;
     if let Some(vmm) = vmm {
         return Ok(Json(vmm.disks().await?).into_response());
     }
@@ -79,9 +84,10 @@ pub(super) async fn list(State(node): Api, VmPath { name }: VmPath) -> Result<Re
 ))]
 pub(super) async fn show(
     State(node): Api,
+    SenderRole(role): SenderRole,
     DevicePath { name, id }: DevicePath,
 ) -> Result<Response, Error> {
-    info(&node, &name, &id).await
+    info(&node, role, &name, &id).await
 }
 
 /// Add a disk to a virtual machine
@@ -98,6 +104,7 @@ pub(super) async fn show(
 ))]
 pub(super) async fn put(
     State(node): Api,
+    SenderRole(role): SenderRole,
     path: DevicePath,
     JsonBody(mut disk): JsonBody<DiskConfig>,
 ) -> Result<Response, Error> {
@@ -105,7 +112,7 @@ pub(super) async fn put(
     let DevicePath { name, id } = path;
     disk.id = Some(id.to_string());
     let put = node.machines.add_disk(&name, &id, disk).await?;
-    Ok((put.status(), info(&node, &name, &id).await?).into_response())
+    Ok((put.status(), info(&node, role, &name, &id).await?).into_response())
 }
 
 /// Remove a disk from a virtual machine
@@ -120,12 +127,13 @@ pub(super) async fn put(
 ))]
 pub(super) async fn remove(
     State(node): Api,
+    SenderRole(role): SenderRole,
     DevicePath { name, id }: DevicePath,
 ) -> Result<Response, Error> {
     if node.machines.remove_disk(&name, &id).await? == Removed::Gone {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    match info(&node, &name, &id).await {
+    match info(&node, role, &name, &id).await {
         // The guest has released the disk before this answer.
         Err(error) if error.answer().0 == StatusCode::NOT_FOUND => {
             Ok(StatusCode::NO_CONTENT.into_response())

@@ -12,7 +12,7 @@ use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, Proxy
 use serde_json::{Map, Value};
 use vmm::http::body::{JsonBody, invalid};
 
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use super::vm::info;
 use super::vm_path::{DevicePath, VmPath};
 use crate::error::Error;
@@ -109,9 +109,10 @@ pub(super) async fn remove(
 ))]
 pub(super) async fn show(
     api: Api,
+    role: SenderRole,
     _: DevicePath,
     vm: VmPath,
     request: axum::extract::Request,
 ) -> Result<Response, Error> {
-    super::proxy::forward(api, vm, request).await
+    super::proxy::forward(api, role, vm, request).await
 }

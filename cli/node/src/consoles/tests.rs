@@ -123,15 +123,19 @@ async fn a_process_may_be_away_or_serve_another_program() {
 #[test]
 fn clients_have_places() {
     let consoles = Consoles::default();
-    let readers = (0..CLIENTS_MAX - KEPT_FOR_WRITERS).map(|_| consoles.place(true).unwrap());
-    let readers: Vec<_> = readers.collect();
-    let refused = consoles.place(true).unwrap_err();
-    assert_eq!(refused.answer().1, "too_many_readers");
-    let writers = (0..KEPT_FOR_WRITERS).map(|_| consoles.place(false).unwrap());
-    let writers: Vec<_> = writers.collect();
-    assert!(consoles.place(false).is_err());
-    drop((readers, writers));
-    assert!(consoles.place(true).is_ok());
+    let mut held = Vec::new();
+    // Each leaves places for those behind it.
+    for (role, read_only, count) in [
+        (Role::Read, true, CLIENTS_MAX / 2),
+        (Role::Admin, true, CLIENTS_MAX / 4),
+        (Role::Admin, false, CLIENTS_MAX / 4),
+    ] {
+        held.extend((0..count).map(|_| consoles.place(role, read_only).unwrap()));
+        let refused = consoles.place(role, read_only).unwrap_err();
+        assert_eq!(refused.answer().1, "too_many_readers");
+    }
+    drop(held);
+    assert!(consoles.place(Role::Read, true).is_ok());
 }
 
 proptest! {

@@ -69,7 +69,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ::vmm::api::API_LEVEL;
 use ::vmm::config::DiskConfig;
 use bellhop_api::machine::{MigrationStatus, WantedState};
-use bellhop_api::node::SnapshotName;
+use bellhop_api::node::{Role, SnapshotName};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::runtime::Handle;
 
@@ -494,7 +494,36 @@ impl Machines {
         }
     }
 
-    /// The API of a VM.
+    /// The API of a VM, for a request of a client with this role.
+    ///
+    /// # Errors
+    /// As [`Self::vmm`], or clients have too many requests to it.
+    pub(crate) fn vmm_for(&self, vm: &VmName, role: Role) -> Result<Vmm, Error> {
+        let vmm = self.vmm(vm)?;
+        let place = self.find(vm)?.requests.try_take(role);
+        let place = place.ok_or_else(|| {
+            let message = format!("{vm} has too many requests of clients with the role {role}");
+            Error::unavailable("busy", message).hint("try again later")
+        })?;
+        Ok(vmm.holding(place))
+    }
+
+    /// The API of a VM, for a client with this role that waits for a change.
+    ///
+    /// # Errors
+    /// As [`Self::vmm`], or too many clients wait.
+    pub(crate) fn vmm_to_watch(&self, vm: &VmName, role: Role) -> Result<Vmm, Error> {
+        let vmm = self.vmm(vm)?;
+        let place = self.find(vm)?.watches.try_take(role);
+        let place = place.ok_or_else(|| {
+            let message = format!("too many clients with the role {role} wait for changes of {vm}");
+            Error::unavailable("too_many_watchers", message)
+                .hint("end other watches, or use GET /v1/events for all virtual machines")
+        })?;
+        Ok(vmm.holding(place))
+    }
+
+    /// The API of a VM, for the daemon's own requests.
     ///
     /// # Errors
     /// There is no such VM, it does not run or is starting, or its API has an unsupported level.
@@ -509,5 +538,23 @@ impl Machines {
             None => Err(starting(vm)),
         }?;
         Ok(self.api_of(vm))
+    }
+}
+
+/// For tests whose VMs have no process of their own.
+#[cfg(test)]
+impl Machines {
+    /// Accepts requests to the process in the record of a VM.
+    pub(crate) fn know_process(&self, vm: &VmName) {
+        let entry = self.find(vm).unwrap();
+        let live = self
+            .process_of(vm)
+            .map(|which| vm_entry::Live::new(which, true));
+        entry.view().live = live;
+    }
+
+    /// Begins to watch this process.
+    pub(crate) fn supervise_process(self: &Arc<Self>, vm: &VmName) {
+        supervisor::begin(self, &self.find(vm).unwrap(), self.process_of(vm));
     }
 }

@@ -19,11 +19,13 @@ use bellhop_api::ErrorBody;
 use bellhop_api::machine::{MigrationPhase, MigrationStatus};
 use bellhop_api::node::{
     Operation, OperationKind, OperationPhase, OperationProgress, OperationQuery, OperationResult,
+    Role,
 };
 use bellhop_common::text::since_1970;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use vmm::http::Problem as _;
+use vmm::http::budget::Budget;
 use vmm::machine::milliseconds;
 
 use super::outgoing::remedy;
@@ -80,7 +82,7 @@ pub(crate) struct Operations {
     all: Mutex<BTreeMap<String, Entry>>,
     /// Wakes all clients that wait for an end.
     ended: Notify,
-    waiting: Semaphore,
+    waiting: Budget,
 }
 
 impl Operations {
@@ -97,7 +99,7 @@ impl Operations {
         Ok(Self {
             all: Mutex::new(all.collect()),
             ended: Notify::new(),
-            waiting: Semaphore::new(WAITING_MAX),
+            waiting: Budget::new(WAITING_MAX),
         })
     }
 
@@ -127,13 +129,18 @@ impl Operations {
         })
     }
 
-    /// One operation, once it has ended or this time is over.
+    /// One operation for a client of this role, once it has ended or this time is over.
     ///
     /// # Errors
     /// It does not exist, or too many clients wait.
-    pub(crate) async fn wait(&self, id: &str, time: Duration) -> Result<Operation, Error> {
-        let _place = self.waiting.try_acquire().map_err(|_| {
-            let message = format!("{WAITING_MAX} clients already wait for operations");
+    pub(crate) async fn wait(
+        &self,
+        id: &str,
+        role: Role,
+        time: Duration,
+    ) -> Result<Operation, Error> {
+        let _place = self.waiting.try_take(role).ok_or_else(|| {
+            let message = format!("too many clients with the role {role} wait for operations");
             Error::unavailable("too_many_watchers", message).hint("ask without `wait`")
         })?;
         let end = tokio::time::Instant::now() + time;

@@ -59,6 +59,16 @@ impl Identity {
     }
 }
 
+#[cfg(test)]
+impl Identity {
+    /// That of this process.
+    pub(crate) fn own() -> Self {
+        let pid = std::process::id();
+        let start_time = start_time(pid).unwrap();
+        Self { pid, start_time }
+    }
+}
+
 /// An opened process: its number is not reused while this exists.
 #[derive(Debug)]
 pub(crate) struct Process {

@@ -9,10 +9,18 @@ use std::time::Instant;
 use bellhop_api::machine::{Handshake, VmState, VmStatus};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
+use vmm::http::budget::Budget;
 
 use super::process::Identity;
 use super::record::Record;
 use super::spec::{VmName, VmSpec};
+
+/// Clients' requests to a VM's process at a time. It serves 64 connections: the rest is for the
+/// daemon itself.
+const REQUESTS_MAX: usize = 32;
+/// Clients that wait at a time for a change of a VM's process. It serves 32: the rest is for the
+/// supervisor.
+const WATCHES_MAX: usize = 16;
 
 /// The known state of a VM's process.
 #[derive(Debug, Clone)]
@@ -73,6 +81,10 @@ pub(crate) struct VmEntry {
     pub(crate) migration: Notify,
     /// Wakes all tasks that wait for a change of the record.
     pub(super) record_changed: Notify,
+    /// Clients' requests to its process, except watches.
+    pub(super) requests: Budget,
+    /// Clients' watches of its process.
+    pub(super) watches: Budget,
     view: Mutex<View>,
 }
 
@@ -83,6 +95,8 @@ impl VmEntry {
             steps: Arc::default(),
             migration: Notify::new(),
             record_changed: Notify::new(),
+            requests: Budget::new(REQUESTS_MAX),
+            watches: Budget::new(WATCHES_MAX),
             view: Mutex::new(View {
                 record,
                 ..View::default()

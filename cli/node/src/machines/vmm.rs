@@ -7,6 +7,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -19,6 +20,7 @@ use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vmm::http::ErrorBody;
+use vmm::http::budget::BudgetPlace;
 use vmm::http::client::{Client, ClientError};
 use vmm::http::request_id::REQUEST_ID;
 
@@ -140,6 +142,8 @@ impl From<ClientError> for Error {
 #[derive(Debug, Clone)]
 pub(crate) struct Vmm {
     socket: PathBuf,
+    /// That of the client for whom the request is sent; none for the daemon's own requests.
+    _place: Option<Arc<BudgetPlace>>,
 }
 
 impl Vmm {
@@ -147,7 +151,14 @@ impl Vmm {
     pub(crate) fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
+            _place: None,
         }
+    }
+
+    /// The same, for a client that holds this place meanwhile.
+    pub(super) fn holding(self, place: BudgetPlace) -> Self {
+        let _place = Some(Arc::new(place));
+        Self { _place, ..self }
     }
 
     /// Sends a request unchanged; the caller reads the answer's body.

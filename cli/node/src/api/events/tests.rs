@@ -2,6 +2,7 @@ use axum::http::StatusCode;
 use bellhop_api::node::EventChange;
 
 use super::*;
+use crate::events::READERS_MAX;
 
 /// Events, and slots for their readers.
 #[derive(Default)]
@@ -15,7 +16,8 @@ impl Stage {
     }
 
     fn ask(&self, last: Option<&str>, query: EventQuery) -> Result<Response, Error> {
-        stream_of(self.events.clone(), None, None, &headers(last), query)
+        let events = self.events.clone();
+        stream_of(events, Role::Admin, None, None, &headers(last), query)
     }
 
     /// The text of a stream that ends, without its greeting.
@@ -145,7 +147,14 @@ async fn a_stream_ends_with_the_right_of_its_reader() {
     let stream = |expires: &str| {
         let permit = Some(Permit::new(&loads).until(Some(expires.to_owned())));
         let query = EventQuery::default();
-        let answer = stream_of(node.events.clone(), None, permit, &headers(None), query);
+        let answer = stream_of(
+            node.events.clone(),
+            Role::Read,
+            None,
+            permit,
+            &headers(None),
+            query,
+        );
         answer.unwrap().into_body().into_data_stream()
     };
     let mut expired = stream("2026-01-01T00:00:00Z");

@@ -11,7 +11,7 @@ fn none() -> Operations {
     Operations {
         all: Mutex::default(),
         ended: Notify::new(),
-        waiting: Semaphore::new(WAITING_MAX),
+        waiting: Budget::new(WAITING_MAX),
     }
 }
 
@@ -149,16 +149,20 @@ async fn a_client_waits_for_the_end_or_the_time() {
     let operations = Arc::new(none());
     let id = begun(&operations, OperationKind::Create);
     let second = Duration::from_secs(1);
-    let seen = operations.wait(&id, second).await.unwrap();
+    let seen = operations.wait(&id, Role::Read, second).await.unwrap();
     assert_eq!(seen.phase, OperationPhase::Running);
     let waits = tokio::spawn({
         let (operations, id) = (operations.clone(), id.clone());
-        async move { operations.wait(&id, 60 * second).await.unwrap() }
+        async move { operations.wait(&id, Role::Read, 60 * second).await.unwrap() }
     });
     tokio::task::yield_now().await;
     end(&operations, &id, Ok(None)).unwrap();
     assert_eq!(waits.await.unwrap().phase, OperationPhase::Done);
-    let _all = operations.waiting.try_acquire_many(32).unwrap();
-    let refused = operations.wait(&id, second).await.unwrap_err();
+    let readers: Vec<_> = (0..WAITING_MAX)
+        .map(|_| operations.waiting.try_take(Role::Read))
+        .collect();
+    let refused = operations.wait(&id, Role::Read, second).await.unwrap_err();
     assert_eq!(refused.answer().1, "too_many_watchers");
+    operations.wait(&id, Role::Operate, second).await.unwrap();
+    drop(readers);
 }
