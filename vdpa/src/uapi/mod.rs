@@ -107,7 +107,8 @@ macro_rules! ioctls {
         )+
 
         /// Name in the header and number of every ioctl of this module.
-        pub(crate) fn ioctl_numbers() -> Vec<(&'static str, c_ulong)> {
+        #[must_use]
+        pub fn ioctl_numbers() -> Vec<(&'static str, c_ulong)> {
             vec![$(($c_name, $name().number())),+]
         }
     };

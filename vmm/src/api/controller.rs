@@ -23,6 +23,7 @@ use crate::machine::{
 };
 use crate::migration::endpoint::Endpoint;
 use crate::migration::tls::Tls;
+use crate::sandbox::seccomp;
 
 /// The phase of the VM.
 #[derive(Debug)]
@@ -237,7 +238,10 @@ impl Controller {
         let ours = migration.clone();
         std::thread::Builder::new()
             .name("migration".to_owned())
-            .spawn(move || machine.migrate(&ours, &config, tls.as_ref()))
+            .spawn(move || {
+                seccomp::enter(seccomp::Thread::Migration);
+                machine.migrate(&ours, &config, tls.as_ref());
+            })
             .map_err(ApiError::Thread)?;
         *last = Some(migration.clone());
         Ok(migration)

@@ -21,6 +21,7 @@ use crate::http;
 use crate::http::descriptors::DescriptorListener;
 use crate::http::socket::{self, SocketError, SocketFile};
 use crate::machine::{Origin, StopHandle, failed};
+use crate::sandbox::seccomp;
 
 const WORKERS_MAX: usize = 4;
 const WORKER_IDLE: Duration = Duration::from_secs(1);
@@ -69,6 +70,7 @@ impl Server {
             .thread_keep_alive(WORKER_IDLE)
             .thread_name("api-worker")
             .thread_stack_size(STACK_SIZE)
+            .on_thread_start(|| seccomp::enter(seccomp::Thread::ApiWorker))
             .build()
             .map_err(ServerError::Thread)?;
         let listener = {
@@ -82,6 +84,7 @@ impl Server {
             .name("api".to_owned())
             .stack_size(STACK_SIZE)
             .spawn(move || {
+                seccomp::enter(seccomp::Thread::Api);
                 let router = endpoints::router(served);
                 runtime.block_on(http::server::serve(
                     DescriptorListener(listener),

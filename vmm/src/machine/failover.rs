@@ -27,6 +27,7 @@ use super::parts::Machine;
 use super::pluggable::{Failover, FailoverState, NicStatus, NicSwapped};
 use super::queue::SwapAnswer;
 use crate::Error;
+use crate::sandbox::seccomp;
 
 impl Machine {
     /// Starts to move the device with this number, which has failed, to its backup.
@@ -52,7 +53,10 @@ impl Machine {
             let (id, handle) = (id.clone(), self.requests.handle());
             let thread = thread::Builder::new().name("failover".to_owned());
             thread
-                .spawn(move || handle.fail_over(&id, serial, &config))
+                .spawn(move || {
+                    seccomp::enter(seccomp::Thread::Failover);
+                    handle.fail_over(&id, serial, &config);
+                })
                 .map_err(Error::failed("starting a thread"))
                 .map_err(RequestError::from)
         });

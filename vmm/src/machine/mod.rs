@@ -90,7 +90,7 @@ pub use parts::Machine;
 pub use pluggable::{
     DeviceKind, DiskStatus, Failover, FailoverState, NicStatus, NicSwapped, PlugPhase, Pluggable,
 };
-pub use program::{STATE_VERSIONS_COMMAND, check_program, state_versions};
+pub use program::{STATE_VERSIONS_COMMAND, check_program, requirements, state_versions};
 pub use quiesced::HandOver;
 pub use signals::{StatisticsHandle, StopHandle};
 pub use snapshot::{Snapshot, Written};

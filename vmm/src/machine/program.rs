@@ -11,12 +11,16 @@ use std::time::{Duration, Instant};
 
 use super::saved::SavedMachine;
 use crate::Error;
+use crate::sandbox::seccomp;
 use crate::snapshot::format::FORMAT_VERSION;
 
 /// The entry of the whole format's version among those of the parts.
 const FORMAT: &str = "format";
 
-/// The subcommand that answers with [`state_versions`] as JSON.
+/// Precedes a system call among the entries of an answer.
+const SYSTEM_CALL: &str = "system call ";
+
+/// The subcommand that answers with [`requirements`] as JSON.
 pub const STATE_VERSIONS_COMMAND: &str = "state-versions";
 
 /// How long a program may take to answer.
@@ -54,10 +58,21 @@ pub(super) fn reads(part: &str, reader: Option<u32>, writer: Option<u32>) -> boo
     }
 }
 
-/// Checks that `program` can read the state that this program saves.
+/// Returns the answer to [`STATE_VERSIONS_COMMAND`]: [`state_versions`], and the system calls that
+/// this program makes.
+#[must_use]
+pub fn requirements() -> BTreeMap<String, u32> {
+    let calls = seccomp::needed().into_iter();
+    let mut answer = state_versions();
+    answer.extend(calls.map(|call| (format!("{SYSTEM_CALL}{call}"), 1)));
+    answer
+}
+
+/// Checks that `program` can read the state that this program saves, and can run under the system
+/// call filters of this process, which it inherits.
 ///
 /// # Errors
-/// It cannot be executed, is not Bellhop, or reads other versions.
+/// It cannot be executed, is not Bellhop, reads other versions, or makes other system calls.
 pub fn check_program(program: &Path) -> Result<(), Error> {
     if !program.is_absolute() {
         return Err(Error::unusable(format!(
@@ -77,7 +92,18 @@ pub fn check_program(program: &Path) -> Result<(), Error> {
             )));
         }
     }
-    Ok(())
+    let calls = theirs
+        .keys()
+        .filter_map(|entry| entry.strip_prefix(SYSTEM_CALL));
+    match seccomp::first_denied(calls) {
+        None => Ok(()),
+        Some(call) => Err(Error::unusable(format!(
+            "{} makes a system call ({call}) that the filter of this VM's process denies, and an \
+             upgrade in place keeps the filter: stop and start the VM, or migrate it to a process \
+             of that program",
+            program.display()
+        ))),
+    }
 }
 
 fn ask(program: &Path) -> Result<BTreeMap<String, u32>, Error> {

@@ -21,6 +21,7 @@ use super::run_page::RunPage;
 use super::state::InitialState;
 use crate::Error;
 use crate::config::{HostCpus, show_list};
+use crate::sandbox::seccomp;
 
 /// Stack of a vCPU thread in bytes. Device accesses run on it; the start of a vDPA device with its
 /// log lines is the deepest, and an unoptimized build needs the most. The default of 2 MiB would
@@ -112,6 +113,7 @@ impl VcpuThread {
                 // The receiver waits below.
                 let _ = pinned.send(is_pinned);
                 if go_on {
+                    seccomp::enter(seccomp::Thread::Vcpu);
                     body.main();
                 }
             })

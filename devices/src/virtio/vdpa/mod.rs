@@ -44,6 +44,7 @@ pub use self::control::control_anything;
 pub use self::device::{VdpaBackend, VdpaOptions};
 pub use self::doorbells::DoorbellMode;
 pub use self::identity::not_replaceable;
+pub use self::poller::at_relay_start;
 
 /// Names and versions of the saved states: of a device and of an identity.
 pub(super) const STATE_VERSIONS: [(&str, u32); 2] = [

@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,6 +28,15 @@ use vmm_sys_util::eventfd::EventFd;
 use super::eventfd::signal;
 use crate::Error;
 use crate::virtio::backend::SharedMemory;
+
+/// Called first by each thread that polls.
+static AT_START: OnceLock<fn()> = OnceLock::new();
+
+/// Has each thread that polls relays call `start` first, to drop what it does not need. Only the
+/// first call has an effect.
+pub fn at_relay_start(start: fn()) {
+    let _ = AT_START.set(start);
+}
 
 /// The error for relays that are lost, or have no device.
 pub(super) fn relays_lost() -> Error {
@@ -99,6 +108,9 @@ impl Poller {
         let thread = std::thread::Builder::new()
             .name("relay".into())
             .spawn(move || {
+                if let Some(start) = AT_START.get() {
+                    start();
+                }
                 while let Ok(mut set) = given.recv() {
                     relay(&mut set, &seen);
                     if back.send(set).is_err() {

@@ -36,6 +36,7 @@ use crate::migration::protocol::{Hello, RamRange, Refusal};
 use crate::migration::{
     self, DestinationMachine, MigrationError, Outcome, RamImage, ReceiveOptions,
 };
+use crate::sandbox::seccomp;
 use crate::snapshot::directory::STATE_FILE_MAX;
 use crate::snapshot::format::Sections;
 use crate::snapshot::memory_image::{MemoryDigest, PageSums};
@@ -92,7 +93,10 @@ impl Arriving {
         let received = thread::scope(|scope| {
             let waiter = thread::Builder::new().name("stop".to_owned());
             waiter
-                .spawn_scoped(scope, || self.cancel_on_stop(stop, &done))
+                .spawn_scoped(scope, || {
+                    seccomp::enter(seccomp::Thread::Stop);
+                    self.cancel_on_stop(stop, &done);
+                })
                 .map_err(Error::failed("starting a thread"))?;
             let received = self.take(incoming);
             // The only possible failure is a counter at its maximum, which is readable too.

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use crate::migration::channel::Halt;
 use crate::migration::error::{MigrationError, Phase};
+use crate::sandbox::seccomp;
 
 /// Connections asked at once: those of a source, and as many unknown peers.
 const ASKED_MAX: usize = 32;
@@ -67,6 +68,7 @@ impl<T: Send> Acceptor<T> {
                 Ok(stream) => {
                     let (sender, halt) = (self.sender.clone(), self.halt.clone());
                     let pending = move || {
+                        seccomp::enter(seccomp::Thread::Handshake);
                         // The answer is unused if the acceptor is dropped by now.
                         let _ = sender.send(ask(stream, &halt));
                     };

@@ -25,6 +25,7 @@ use crate::migration::error::{MigrationError, Phase};
 use crate::migration::progress::Progress;
 use crate::migration::protocol::{CONNECTION_UNKNOWN, Hello, Message, Refusal, Session};
 use crate::migration::ram::{Budget, RamImage, receive_rounds};
+use crate::sandbox::seccomp;
 
 /// How long an accepted connection may take to send HELLO, TLS included. A source inspects its
 /// machine meanwhile.
@@ -200,6 +201,7 @@ impl<C: Connection> Accepted<C> {
             halt.fail();
         };
         let part = |channel: &mut Channel<C>| {
+            seccomp::enter(seccomp::Thread::Migrate);
             let rounds = receive_rounds(room.ram, connections, channel, &budget, room.progress);
             if let Err(error) = rounds {
                 failed(error);

@@ -12,6 +12,7 @@ use crate::migration::channel::{Channel, Connection};
 use crate::migration::error::{MigrationError, Phase};
 use crate::migration::protocol::Message;
 use crate::migration::ram::{Round, send_round};
+use crate::sandbox::seccomp;
 
 /// Sends the round, and returns the first error. All threads have ended by then.
 pub(super) fn send_everywhere<C: Connection>(
@@ -33,7 +34,10 @@ pub(super) fn send_everywhere<C: Connection>(
         for channel in others {
             let spawned = thread::Builder::new()
                 .name(format!("migrate{}", channel.index()))
-                .spawn_scoped(scope, move || part(channel));
+                .spawn_scoped(scope, move || {
+                    seccomp::enter(seccomp::Thread::Migrate);
+                    part(channel);
+                });
             if let Err(source) = spawned {
                 control.halt().fail();
                 first_error
