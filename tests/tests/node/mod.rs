@@ -41,16 +41,33 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts a daemon.
     pub(crate) fn start(test: &str) -> Self {
+        let mut daemon = Self::prepare(test);
+        daemon.start_again();
+        daemon
+    }
+
+    /// A daemon that does not run yet.
+    pub(crate) fn prepare(test: &str) -> Self {
         let directory =
             std::env::temp_dir().join(format!("lab-node-{test}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&directory);
-        let mut daemon = Self {
+        Self {
             api: Client::new(&directory.join("run/node.socket")),
             directory,
             child: None,
-        };
-        daemon.start_again();
-        daemon
+        }
+    }
+
+    /// Its state directory.
+    #[allow(dead_code, reason = "not every test looks at files")]
+    pub(crate) fn state(&self) -> PathBuf {
+        self.directory.join("state")
+    }
+
+    /// Its process.
+    #[allow(dead_code, reason = "not every test looks at the process")]
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(self.child.as_ref().unwrap())
     }
 
     /// Starts it again, with the same directories.

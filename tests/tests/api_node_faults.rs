@@ -1,0 +1,294 @@
+//! The node daemon on a host that fails: a full disk, no free descriptors, a wrong clock, and
+//! processes that are killed at random. No VM ends because of it, and nothing is lost or left.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod node;
+
+use lab::endurance::{cycles, soak};
+use lab::sim::require_lab;
+use node::{Daemon, Traces, nic, until};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:59:01";
+
+/// Runs a command of the lab host.
+#[track_caller]
+fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new(program).args(arguments).status().unwrap();
+    assert!(status.success(), "{program} {arguments:?}: {status}");
+}
+
+/// A small file system. Dropping it unmounts it.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &Path) -> Self {
+        fs::create_dir_all(at).unwrap();
+        let path = at.to_str().unwrap();
+        run(
+            "mount",
+            &["-t", "tmpfs", "-o", "size=6m,mode=0700", "lab", path],
+        );
+        Self(at.to_path_buf())
+    }
+
+    /// Takes all free space.
+    fn fill(&self) {
+        let mut file = File::create(self.0.join("filler")).unwrap();
+        while file.write(&[0x5a; 4096]).is_ok() {}
+    }
+
+    fn release(&self) {
+        fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: a failed test may still have files open there.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+fn phase(daemon: &Daemon, vm: &str) -> Value {
+    let vm = daemon.api.get(&format!("/v1/vms/{vm}")).unwrap();
+    vm["status"]["phase"].clone()
+}
+
+/// The database, the logs and the records of VMs are on the full disk.
+#[test]
+fn a_full_disk_refuses_new_vms_and_ends_none() {
+    require_lab().unwrap();
+    let mut daemon = Daemon::prepare("full");
+    let disk = SmallDisk::mount(&daemon.state());
+    daemon.start_again();
+    let before = Traces::now(&daemon);
+    let spec = daemon.tiny(&json!([nic("net0", MAC)]));
+    daemon.api.done("PUT", "/v1/vms/old", Some(&spec)).unwrap();
+    daemon.await_phase("old", "Running");
+
+    disk.fill();
+    let other = daemon.tiny(&json!([]));
+    let refused = daemon.api.ask("PUT", "/v1/vms/new", Some(&other)).unwrap();
+    assert!(refused.status >= 500, "{} {}", refused.status, refused.body);
+    let text = refused.body.to_string();
+    assert!(text.contains("No space left on device"), "{text}");
+    assert_eq!(phase(&daemon, "old"), "Running");
+    // The daemon restarts on the full disk and adopts the VM.
+    daemon.restart(true);
+    assert_eq!(
+        daemon.await_phase("old", "Running")["status"]["adopted"],
+        true
+    );
+
+    disk.release();
+    daemon.api.done("PUT", "/v1/vms/new", Some(&other)).unwrap();
+    daemon.await_phase("new", "Running");
+    for vm in ["new", "old"] {
+        let path = format!("/v1/vms/{vm}?force=true");
+        daemon.api.done("DELETE", &path, None).unwrap();
+    }
+    before.same(&daemon);
+}
+
+/// Clients hold as many connections as the daemon has descriptors.
+#[test]
+fn a_daemon_without_free_descriptors_recovers() {
+    require_lab().unwrap();
+    let daemon = Daemon::start("emfile");
+    let spec = daemon.tiny(&json!([]));
+    daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    daemon.await_phase("web", "Running");
+    let open = fs::read_dir(format!("/proc/{}/fd", daemon.pid().as_raw_nonzero()))
+        .unwrap()
+        .count();
+    let limit = u64::try_from(open).unwrap() + 4;
+    let few = Rlimit {
+        current: Some(limit),
+        maximum: Some(4096),
+    };
+    let before = prlimit(Some(daemon.pid()), Resource::Nofile, few).unwrap();
+    let held: Vec<UnixStream> = (0..16)
+        .filter_map(|_| UnixStream::connect(daemon.api.socket()).ok())
+        .collect();
+    assert!(held.len() > 4, "{}", held.len());
+    // A VM needs descriptors: the request is refused, or waits until its client gives up.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    drop(held);
+    until("the daemon accepts again", || {
+        daemon.api.get("/v1/version").is_ok()
+    });
+    assert_eq!(phase(&daemon, "web"), "Running");
+    let refused = daemon.api.ask("PUT", "/v1/vms/two", Some(&spec)).unwrap();
+    // It starts, or names the cause.
+    let text = refused.body.to_string();
+    assert!(
+        refused.status == 201 || text.contains("Too many open files"),
+        "{} {text}",
+        refused.status
+    );
+    prlimit(Some(daemon.pid()), Resource::Nofile, before).unwrap();
+    daemon.api.done("PUT", "/v1/vms/two", Some(&spec)).unwrap();
+    daemon.await_phase("two", "Running");
+}
+
+/// The host's clock. Dropping it sets the right time again.
+struct Clock {
+    monotonic: Timespec,
+    right: Timespec,
+}
+
+impl Clock {
+    fn now() -> Self {
+        Self {
+            monotonic: clock_gettime(ClockId::Monotonic),
+            right: clock_gettime(ClockId::Realtime),
+        }
+    }
+
+    /// Sets the clock `seconds` beside the right time.
+    fn set(&self, seconds: i64) {
+        let passed = clock_gettime(ClockId::Monotonic).tv_sec - self.monotonic.tv_sec;
+        let time = Timespec {
+            tv_sec: self.right.tv_sec + passed + seconds,
+            tv_nsec: 0,
+        };
+        clock_settime(ClockId::Realtime, time).unwrap();
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+#[test]
+fn a_clock_that_is_set_ends_no_vm_and_no_wait() {
+    require_lab().unwrap();
+    const DAY: i64 = 24 * 3600;
+    let mut daemon = Daemon::start("clock");
+    let spec = daemon.small(&json!([nic("net0", MAC)]));
+    daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    daemon.await_console("web", "@lab ready");
+    let pid = daemon.await_phase("web", "Running")["status"]["pid"].clone();
+    let clock = Clock::now();
+    for offset in [DAY, -DAY, 400 * DAY, 0] {
+        clock.set(offset);
+        let vm = daemon.await_phase("web", "Running");
+        assert_eq!(vm["status"]["pid"], pid, "{offset}: {vm}");
+        // Timers are monotonic: a pause and its end are served at once.
+        for state in ["Paused", "Running"] {
+            let wanted = json!({ "state": state });
+            let path = "/v1/vms/web/state";
+            daemon.api.done("PUT", path, Some(&wanted)).unwrap();
+        }
+        daemon.restart(true);
+        let vm = daemon.await_phase("web", "Running");
+        assert_eq!(vm["status"]["pid"], pid, "{offset}: {vm}");
+    }
+    daemon
+        .api
+        .done("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
+}
+
+/// A source of numbers that a failed run prints, so that it can be repeated.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        // xorshift64 (Marsaglia 2003).
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// Requests and kills in random order. After each kill the daemon has every VM that it confirmed.
+#[test]
+fn kills_at_random_lose_nothing_and_leave_nothing() {
+    require_lab().unwrap();
+    let mut daemon = Daemon::start("random");
+    let before = Traces::now(&daemon);
+    let seed = u64::from(std::process::id()) << 20 | 0x5eed;
+    println!("seed {seed:#x}");
+    let mut random = Random(seed);
+    let spec = |daemon: &Daemon, number: u64| {
+        daemon.tiny(&json!([nic("net0", &format!("52:54:5e:11:59:1{number}"))]))
+    };
+    let mut known = [false; 3];
+    let rounds = cycles().unwrap() * if soak() { 20 } else { 2 };
+    for round in 0..rounds {
+        let number = random.below(3);
+        let index = usize::try_from(number).unwrap();
+        let path = format!("/v1/vms/vm{number}");
+        let made = if known[index] {
+            let deleted = daemon
+                .api
+                .ask("DELETE", &format!("{path}?force=true"), None)
+                .unwrap();
+            assert_eq!(deleted.status, 204, "{round} {}", deleted.body);
+            false
+        } else {
+            let spec = spec(&daemon, number);
+            let made = daemon.api.ask("PUT", &path, Some(&spec)).unwrap();
+            assert!(made.status < 300, "{round} {} {}", made.status, made.body);
+            true
+        };
+        known[index] = made;
+        match random.below(3) {
+            0 => daemon.kill_marked(),
+            1 => daemon.restart(true),
+            _ => {
+                daemon.kill_marked();
+                daemon.restart(true);
+            }
+        }
+        let items = daemon.api.get("/v1/vms").unwrap();
+        let has = |number: usize| {
+            let mut vms = items["items"].as_array().unwrap().iter();
+            vms.any(|vm| vm["name"] == format!("vm{number}"))
+        };
+        for (number, exists) in known.iter().enumerate() {
+            assert_eq!(has(number), *exists, "{round} vm{number} {items}");
+        }
+    }
+    for number in 0..3 {
+        if known[number] {
+            let path = format!("/v1/vms/vm{number}?force=true");
+            daemon.api.done("DELETE", &path, None).unwrap();
+        }
+    }
+    before.same(&daemon);
+}
+
+/// The kernel kills a process as it does when memory is exhausted: its VM starts again.
+#[test]
+fn a_vmm_that_the_kernel_kills_is_started_again() {
+    require_lab().unwrap();
+    let daemon = Daemon::start("oom");
+    let mut spec = daemon.tiny(&json!([nic("net0", MAC)]));
+    spec["spec"]["restart"] = json!("Always");
+    daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let vm = daemon.await_phase("web", "Running");
+    let pid = Pid::from_raw(i32::try_from(vm["status"]["pid"].as_i64().unwrap()).unwrap());
+    kill_process(pid.unwrap(), Signal::KILL).unwrap();
+    until("it is started again", || {
+        let found = daemon.api.get("/v1/vms/web").unwrap();
+        found["status"]["phase"] == "Running" && found["status"]["pid"] != vm["status"]["pid"]
+    });
+}
