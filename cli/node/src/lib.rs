@@ -31,5 +31,5 @@ pub use api::API_LEVEL;
 pub use error::Error;
 pub use machines::spec::file as vm_file;
 pub use paths::Paths;
-pub use peers::{Road, check, is_node};
+pub use peers::{check, is_node};
 pub use run::{Options, run};

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use super::process::Identity;
 use super::record::Record;
 use super::spec::{VmName, VmSpec};
+use crate::peers::Reception;
 
 /// The known state of a VM's process.
 #[derive(Debug, Clone)]
@@ -73,6 +74,8 @@ pub(crate) struct VmEntry {
     pub(crate) migration: Notify,
     /// Wakes all tasks that wait for a change of the record.
     pub(super) record_changed: Notify,
+    /// For the process that is about to wait for the VM.
+    pub(super) reception: Mutex<Option<Reception>>,
     view: Mutex<View>,
 }
 
@@ -83,6 +86,7 @@ impl VmEntry {
             steps: Arc::default(),
             migration: Notify::new(),
             record_changed: Notify::new(),
+            reception: Mutex::default(),
             view: Mutex::new(View {
                 record,
                 ..View::default()
