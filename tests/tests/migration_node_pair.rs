@@ -92,3 +92,52 @@ fn the_daemons_pair_a_move_and_leave_nothing_behind() {
         .unwrap();
     assert!(!is_device("web2.net0"));
 }
+
+#[test]
+fn only_a_source_with_the_secret_of_the_pairing_arrives() {
+    let here = Node::start("pair-c").unwrap();
+    let there = Node::start("pair-d").unwrap();
+    let nics = json!([{ "id": "net0", "from": "vdpasim_net", "mac": MAC }]);
+    let spec = here.tiny(&nics).unwrap();
+    here.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    here.await_phase("web", "Running").unwrap();
+    let receive = json!({ "receive": { "vm": spec } });
+    let path = "/v1/vms/web2/migration";
+    let awaited = there.api.ask("POST", path, Some(&receive)).unwrap();
+    assert_eq!(awaited.status, 201, "{}", awaited.body);
+    let secret = awaited.body["secret"].as_str().unwrap();
+
+    // The process of another VM, which reaches the socket.
+    let trial = |secret: Option<&str>| {
+        let mut send = json!({ "destination": awaited.body["listen"], "dry_run": true });
+        if let Some(secret) = secret {
+            send["pairing"] = json!({ "secret": secret });
+        }
+        let send = json!({ "send": send });
+        let asked = here.api.ask("POST", "/v1/vms/web/migration", Some(&send));
+        asked.unwrap().body
+    };
+    for wrong in [None, Some("00".repeat(32))] {
+        let refused = trial(wrong.as_deref());
+        assert_eq!(refused["movable"], false, "{refused}");
+        assert!(
+            refused["obstacles"].to_string().contains("secret"),
+            "{refused}"
+        );
+    }
+    // The destination still waits for its source.
+    let asked = trial(Some(secret));
+    assert_eq!(asked["movable"], true, "{asked}");
+
+    // Other users of the host can read a command line.
+    for (_, pid) in here.processes().into_iter().chain(there.processes()) {
+        for file in ["cmdline", "environ"] {
+            let text = std::fs::read(format!("/proc/{pid}/{file}")).unwrap();
+            assert!(!String::from_utf8_lossy(&text).contains(secret), "{file}");
+        }
+    }
+    there.api.done("DELETE", path, None).unwrap();
+    here.api
+        .done("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
+}

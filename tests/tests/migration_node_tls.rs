@@ -80,9 +80,6 @@ impl Files {
             ("--node-cert", "node.crt"),
             ("--node-key", "node.key"),
             ("--node-token-file", "token"),
-            ("--migration-cert", "node.crt"),
-            ("--migration-key", "node.key"),
-            ("--migration-ca", "ca.crt"),
         ]
         .map(|(option, file)| (option, self.path(file)));
         for (option, path) in &files {

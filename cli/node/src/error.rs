@@ -21,8 +21,6 @@ pub(crate) enum ErrorKind {
     RefusedThere(String, Option<String>),
     /// Another node's daemon may have carried out the request: the error code.
     UnclearThere(&'static str),
-    /// This daemon has no certificates for migration.
-    NoCertificates,
     /// The VM arrived, or may have.
     HasCome,
 }
@@ -112,7 +110,6 @@ impl Error {
             ErrorKind::NotListening => (StatusCode::BAD_GATEWAY, "no_answer"),
             ErrorKind::RefusedThere(..) => (StatusCode::CONFLICT, "refused_there"),
             ErrorKind::UnclearThere(code) => (StatusCode::BAD_GATEWAY, code),
-            ErrorKind::NoCertificates => (StatusCode::CONFLICT, "no_certificates"),
             ErrorKind::HasCome => (StatusCode::CONFLICT, "has_come"),
         }
     }

@@ -46,5 +46,5 @@ pub use api::request_anything;
 pub use error::Error;
 pub use machines::spec::file as vm_file;
 pub use paths::Paths;
-pub use peers::{Road, check, is_node};
+pub use peers::{check, is_node};
 pub use run::{Options, run};

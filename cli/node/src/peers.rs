@@ -3,29 +3,36 @@
 //! ```text
 //!   source's daemon                                           destination's daemon
 //!   POST …/migration {"receive": …} ────────────────────────> creates NICs, a process waits
-//!                                    <─────────────────────── its address
+//!     with a certificate             <─────────────────────── its address, certificate and secret
 //!   the VM's process      ═══ the migration protocol    ═══> that process
 //!   DELETE …/migration, if it stays ────────────────────────> rolls back unless the VM is there
 //! ```
-//! Owns the requests to them, the validation of their answers, and the addresses for incoming VMs.
+//! Each side's certificate and key are for this migration only, so no VM's process has a key of the
+//! node. Owns the requests to other nodes, the validation of their answers, and the addresses and
+//! terms for incoming VMs.
 
 use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use bellhop_api::machine::{MigrationSecret, PairedTls, Pairing};
 use bellhop_api::node::{Awaited, Vm, VmPhase};
 use bellhop_common::client::{self, Address, Credentials, Http, MAKING, Refusal, STRANGE};
 use bellhop_common::error::{Error as ClientError, ErrorKind as ClientErrorKind};
 use hyper::{Method, StatusCode};
+use rcgen::{CertificateParams, KeyPair};
+use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
-use vmm::migration::tls::TlsFiles;
 
 use super::error::{Error, ErrorKind};
 use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode};
 
 /// The prefix of the path of a socket that belongs to a daemon on this host.
 const LOCAL: &str = "node:";
+
+/// The name in the certificate of a source. No side checks it.
+const SOURCE: &str = "source";
 
 /// How long the source's daemon waits until the destination's daemon reports the arrival.
 const ARRIVAL: Duration = Duration::from_secs(10);
@@ -54,87 +61,151 @@ pub fn is_node(destination: &str) -> bool {
     destination.starts_with(LOCAL) || destination.starts_with("https:")
 }
 
-fn no_certificates() -> Error {
-    Error::new(
-        ErrorKind::NoCertificates,
-        "this daemon has no certificates for migrations: start it with --migration-host, \
-         --migration-cert, --migration-key and --migration-ca",
-    )
+/// A key and a self-signed certificate for one migration (PEM).
+struct OwnCertificate {
+    certificate: String,
+    key: String,
 }
 
-/// The address and the TLS files for migrations to and from this host.
-#[derive(Debug, Clone)]
-pub struct Road {
-    /// The name or address of this host in its certificate.
-    pub host: String,
-    /// Presented to other hosts, as source and as destination.
-    pub tls: TlsFiles,
+impl OwnCertificate {
+    /// Generates one for a host of this name or address.
+    fn generate(host: &str) -> Result<Self, Error> {
+        let made = || {
+            let key = KeyPair::generate()?;
+            let certificate = CertificateParams::new([host.to_owned()])?.self_signed(&key)?;
+            Ok::<_, rcgen::Error>(Self {
+                certificate: certificate.pem(),
+                key: key.serialize_pem(),
+            })
+        };
+        made().map_err(Error::context(
+            "cannot create a certificate for the migration",
+        ))
+    }
+
+    /// The terms for this side's process, whose peer has the certificate `peer`.
+    fn with_peer(self, peer: String) -> PairedTls {
+        PairedTls {
+            certificate: self.certificate,
+            key: self.key,
+            peer,
+        }
+    }
+}
+
+/// The place where an incoming VM is awaited, and the terms of its migration.
+#[derive(Debug)]
+pub(crate) struct Reception {
+    /// Where the source connects.
+    pub(crate) endpoint: Endpoint,
+    /// The terms for the waiting process.
+    pub(crate) pairing: Pairing,
+    /// The socket of that process, over TCP: it listens already, so no other process can take the
+    /// port.
+    pub(crate) listener: Option<TcpListener>,
+}
+
+impl Reception {
+    /// The answer to the daemon of the source.
+    pub(crate) fn awaited(&self) -> Awaited {
+        let tls = self.pairing.tls.as_ref();
+        Awaited {
+            listen: self.endpoint.to_string(),
+            secret: self.pairing.secret,
+            certificate: tls.map(|tls| tls.certificate.clone()),
+        }
+    }
 }
 
 /// Other nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     credentials: Credentials,
-    road: Option<Road>,
+    /// The name or address of this host for incoming VMs.
+    host: Option<String>,
 }
 
 impl Peers {
     /// Nodes that accept this node's `credentials`.
-    pub(crate) fn new(credentials: Credentials, road: Option<Road>) -> Self {
-        Self { credentials, road }
+    pub(crate) fn new(credentials: Credentials, host: Option<String>) -> Self {
+        Self { credentials, host }
     }
 
-    /// The TLS files for a migration to or from this endpoint.
-    pub(crate) fn tls(&self, endpoint: &Endpoint) -> Option<&TlsFiles> {
-        match endpoint {
-            Endpoint::Unix(_) => None,
-            Endpoint::Tcp { .. } => self.road.as_ref().map(|road| &road.tls),
-        }
-    }
-
-    /// The endpoint for an incoming VM: `socket` if the sender is on this host, otherwise a free
-    /// port.
+    /// Prepares for an incoming VM, at `socket` if the sender is on this host. Otherwise it is a
+    /// free port, and `certificate` is the source's.
     ///
     /// # Errors
-    /// This daemon has no certificates, or its host has no free port.
-    pub(crate) fn place(&self, socket: Option<&Path>) -> Result<Endpoint, Error> {
+    /// This daemon has no address for migrations, or its host has no free port. Or the source has
+    /// no certificate.
+    pub(crate) fn place(
+        &self,
+        socket: Option<&Path>,
+        certificate: Option<String>,
+    ) -> Result<Reception, Error> {
+        let mut secret = MigrationSecret::default();
+        let filled = SystemRandom::new().fill(&mut secret.0);
+        filled.map_err(|_| Error::failed("the kernel returns no random numbers"))?;
         if let Some(socket) = socket {
-            return Ok(Endpoint::Unix(socket.to_owned()));
+            return Ok(Reception {
+                endpoint: Endpoint::Unix(socket.to_owned()),
+                pairing: Pairing { secret, tls: None },
+                listener: None,
+            });
         }
-        let road = self.road.as_ref().ok_or_else(no_certificates)?;
-        // Another process may take the port before the VM's process binds it. Then that process
-        // fails to start, and nothing has changed.
-        let port = TcpListener::bind((road.host.as_str(), 0))
-            .and_then(|listener| listener.local_addr())
-            .map_err(Error::context(format!(
-                "cannot listen for incoming VMs at {}: check that --migration-host names this host",
-                road.host
-            )))?
-            .port();
-        Ok(Endpoint::Tcp {
-            host: road.host.clone(),
-            port,
+        let host = self.host.as_ref().ok_or_else(|| {
+            let message = "this daemon receives no VMs over a network: start it with \
+                           --migration-host";
+            Error::conflict("no_migration_host", message)
+        })?;
+        let source = certificate.ok_or_else(|| {
+            Error::invalid(
+                "a migration over a network needs the source's certificate (`certificate`)",
+            )
+        })?;
+        let no_port = || {
+            format!(
+                "cannot listen for incoming VMs at {host}: check that --migration-host names this \
+                 host"
+            )
+        };
+        let listener = TcpListener::bind((host.as_str(), 0)).map_err(Error::context(no_port()))?;
+        let port = listener.local_addr().map_err(Error::context(no_port()))?;
+        Ok(Reception {
+            endpoint: Endpoint::Tcp {
+                host: host.clone(),
+                port: port.port(),
+            },
+            pairing: Pairing {
+                secret,
+                tls: Some(OwnCertificate::generate(host)?.with_peer(source)),
+            },
+            listener: Some(listener),
         })
     }
 
-    /// Requests another node to wait for a VM. Blocks.
+    /// Requests another node to wait for a VM. Returns where it waits, and the terms for the VM's
+    /// process. Blocks.
     ///
     /// # Errors
     /// Then nothing is left at that node, or it cleans up by itself.
-    pub(crate) fn receive(&self, peer: &Peer, wanted: ReceiveFromNode) -> Result<Endpoint, Error> {
+    pub(crate) fn receive(
+        &self,
+        peer: &Peer,
+        mut wanted: ReceiveFromNode,
+    ) -> Result<(Endpoint, Pairing), Error> {
         let address = address(&peer.node)?;
-        let far = matches!(address, Address::Https { .. });
-        if far && self.road.is_none() {
-            return Err(no_certificates());
-        }
+        let own = match &address {
+            Address::Https { .. } => Some(OwnCertificate::generate(SOURCE)?),
+            _ => None,
+        };
+        wanted.certificate = own.as_ref().map(|own| own.certificate.clone());
         let failed = |error| failed(peer, error);
         let node = self.connect(peer, &address)?;
         let body = NodeMigrationRequest::Receive(Box::new(wanted));
         let sent = node.send(Method::POST, &migration_of(peer), &body, MAKING);
         let (_, answer) = sent.map_err(failed)?;
         let awaited = Awaited::deserialize(&answer).map_err(ClientError::context(STRANGE));
-        let awaited = awaited.map_err(failed)?;
-        believed(peer, far, &awaited.listen)
+        agreed(peer, own, awaited.map_err(failed)?)
     }
 
     /// Notifies another node that a VM does not arrive. Blocks.
@@ -212,19 +283,33 @@ fn migration_of(peer: &Peer) -> String {
     client::path(["v1", "vms", &peer.name, "migration"])
 }
 
-/// Validates an endpoint that another node returned.
-fn believed(peer: &Peer, far: bool, listen: &str) -> Result<Endpoint, Error> {
+/// Validates the answer of another node. Over a network this side has its `own` certificate.
+fn agreed(
+    peer: &Peer,
+    own: Option<OwnCertificate>,
+    awaited: Awaited,
+) -> Result<(Endpoint, Pairing), Error> {
     let node = &peer.node;
     let bad = |message| Error::new(ErrorKind::UnclearThere("bad_answer"), message);
-    let endpoint: Endpoint = listen.parse().map_err(|source: BadEndpoint| {
+    let endpoint: Endpoint = awaited.listen.parse().map_err(|source: BadEndpoint| {
         bad(format!("the node {node} returned an invalid address")).because(source)
     })?;
-    match (&endpoint, far) {
-        (Endpoint::Unix(_), false) | (Endpoint::Tcp { .. }, true) => Ok(endpoint),
-        _ => Err(bad(format!(
-            "the node {node} returned the address {endpoint}, which is not reachable from here"
-        ))),
-    }
+    let tls = match (&endpoint, own, awaited.certificate) {
+        (Endpoint::Unix(_), None, _) => None,
+        (Endpoint::Tcp { .. }, Some(own), Some(theirs)) => Some(own.with_peer(theirs)),
+        (Endpoint::Tcp { .. }, Some(_), None) => {
+            return Err(bad(format!(
+                "the node {node} returned no certificate: run the same Bellhop on both"
+            )));
+        }
+        _ => {
+            return Err(bad(format!(
+                "the node {node} returned the address {endpoint}, which is not reachable from here"
+            )));
+        }
+    };
+    let secret = awaited.secret;
+    Ok((endpoint, Pairing { secret, tls }))
 }
 
 fn failed(peer: &Peer, error: ClientError) -> Error {
@@ -274,6 +359,18 @@ mod tests {
         }
     }
 
+    fn awaited(listen: &str, certificate: Option<&str>) -> Awaited {
+        Awaited {
+            listen: listen.to_owned(),
+            secret: MigrationSecret([1; 32]),
+            certificate: certificate.map(str::to_owned),
+        }
+    }
+
+    fn own() -> OwnCertificate {
+        OwnCertificate::generate(SOURCE).unwrap()
+    }
+
     #[test]
     fn another_node_names_no_place_but_one_between_the_two() {
         for (listen, far, good) in [
@@ -284,24 +381,67 @@ mod tests {
             ("nonsense", true, false),
             ("", false, false),
         ] {
-            assert_eq!(
-                believed(&peer(), far, listen).is_ok(),
-                good,
-                "{listen} {far}"
-            );
+            let answer = awaited(listen, far.then_some("theirs"));
+            let agreed = agreed(&peer(), far.then(own), answer);
+            assert_eq!(agreed.is_ok(), good, "{listen} {far}");
         }
+        let naked = agreed(&peer(), Some(own()), awaited("tcp:b:7444", None));
+        assert!(naked.unwrap_err().to_string().contains("no certificate"));
+        let old = serde_json::json!({ "listen": "tcp:b:7444" });
+        assert!(serde_json::from_value::<Awaited>(old).is_err());
     }
 
     #[test]
-    fn without_certificates_no_machine_goes_over_a_network() {
-        let peers = Peers::default();
+    fn the_terms_of_both_sides_match_and_are_for_one_migration() {
+        let there = Peers::new(Credentials::default(), Some("127.0.0.1".to_owned()));
+        let pair = || {
+            let own = own();
+            let place = there.place(None, Some(own.certificate.clone())).unwrap();
+            let (endpoint, here) = agreed(&peer(), Some(own), place.awaited()).unwrap();
+            assert_eq!(endpoint, place.endpoint);
+            assert_eq!(here.secret, place.pairing.secret);
+            let (here_tls, there_tls) = (here.tls.unwrap(), place.pairing.tls.clone().unwrap());
+            assert_eq!(here_tls.certificate, there_tls.peer);
+            assert_eq!(here_tls.peer, there_tls.certificate);
+            for terms in [&here_tls, &there_tls] {
+                vmm::migration::tls::Tls::paired(terms).unwrap();
+            }
+            (place, there_tls)
+        };
+        let ((one, first), (other, second)) = (pair(), pair());
+        assert_ne!(one.pairing.secret, other.pairing.secret);
+        assert_ne!(one.pairing.secret, MigrationSecret::default());
+        assert_ne!((first.key, first.peer), (second.key, second.peer));
+    }
+
+    #[test]
+    fn the_port_of_an_incoming_machine_is_never_free() {
+        let peers = Peers::new(Credentials::default(), Some("127.0.0.1".to_owned()));
+        let place = peers.place(None, Some(own().certificate)).unwrap();
+        let Endpoint::Tcp { host, port } = &place.endpoint else {
+            panic!("{}", place.endpoint);
+        };
+        // The socket for the process is bound already, so the port cannot change hands.
+        let taken = TcpListener::bind((host.as_str(), *port)).unwrap_err();
+        assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
+        std::net::TcpStream::connect((host.as_str(), *port)).unwrap();
+        let listener = place.listener.unwrap();
+        assert_eq!(listener.local_addr().unwrap().port(), *port);
+        listener.accept().unwrap();
+    }
+
+    #[test]
+    fn without_an_address_or_a_certificate_no_machine_comes_over_a_network() {
         let socket = Path::new("/run/x");
-        assert!(matches!(peers.place(Some(socket)), Ok(Endpoint::Unix(_))));
-        let refused = peers.place(None).unwrap_err();
-        assert!(matches!(refused.kind(), ErrorKind::NoCertificates));
-        let body = serde_json::json!({ "vm": { "spec": { "kernel": "/k" } } });
-        let wanted: ReceiveFromNode = serde_json::from_value(body).unwrap();
-        let refused = peers.receive(&peer(), wanted).unwrap_err();
-        assert!(matches!(refused.kind(), ErrorKind::NoCertificates));
+        let near = Peers::default().place(Some(socket), None).unwrap();
+        assert!(matches!(near.endpoint, Endpoint::Unix(_)));
+        assert!(near.pairing.tls.is_none() && near.listener.is_none());
+        let code = |peers: &Peers, certificate: Option<&str>| {
+            let place = peers.place(None, certificate.map(str::to_owned));
+            place.unwrap_err().answer().1
+        };
+        assert_eq!(code(&Peers::default(), Some("c")), "no_migration_host");
+        let peers = Peers::new(Credentials::default(), Some("127.0.0.1".to_owned()));
+        assert_eq!(code(&peers, None), "invalid_body");
     }
 }

@@ -28,7 +28,7 @@ use super::machines::observer::StepObserver;
 use super::machines::spec::VmName;
 use super::machines::{Change, Machines};
 use super::paths::Paths;
-use super::peers::{Peers, Road};
+use super::peers::Peers;
 use super::store::Store;
 use super::systemd::Notifier;
 use super::watcher::Watcher;
@@ -53,8 +53,8 @@ pub struct Options {
     pub log_level: String,
     /// The credentials for other nodes' daemons.
     pub credentials: Credentials,
-    /// The protection of migrations to and from this host.
-    pub road: Option<Road>,
+    /// The name or address of this host for incoming VMs.
+    pub migration_host: Option<String>,
     /// End the VMs that have no record, instead of refusing to start.
     pub end_orphans: bool,
     /// The socket of an observer of each step.
@@ -219,7 +219,7 @@ fn machines(options: &Options, events: &Arc<Events>) -> Result<Arc<Machines>, Er
         boot.trim().to_owned(),
         options.log_level.clone(),
         observer.transpose()?,
-        Peers::new(options.credentials.clone(), options.road.clone()),
+        Peers::new(options.credentials.clone(), options.migration_host.clone()),
         Arc::new(move |vm: &VmName, change: Change| {
             if let Some(event) = change.as_event(vm) {
                 events.publish(event);

@@ -208,18 +208,23 @@ impl Arguments {
         }
         if let Some(listen) = self.receive.take() {
             inherited::take(&mut self.vdpa)?;
-            let arriving = Arriving::new(ReceiveConfig {
-                listen,
-                vdpa: self.vdpa,
-                kernel: self.machine.kernel,
-                initramfs: self.machine.initramfs,
-                max_memory: self.max_memory,
-                hugepages: self.hugepages,
-                host_numa_node: self.host_numa_node,
-                cpu_affinity: self.machine.cpu_affinity.unwrap_or_default(),
-                tls: self.tls.files()?,
-                plaintext: self.tls.plaintext,
-            })?;
+            let arriving = Arriving::new(
+                ReceiveConfig {
+                    listen,
+                    vdpa: self.vdpa,
+                    kernel: self.machine.kernel,
+                    initramfs: self.machine.initramfs,
+                    max_memory: self.max_memory,
+                    hugepages: self.hugepages,
+                    host_numa_node: self.host_numa_node,
+                    cpu_affinity: self.machine.cpu_affinity.unwrap_or_default(),
+                    tls: self.tls.files()?,
+                    plaintext: self.tls.plaintext,
+                    pairing: self.tls.pairing()?,
+                    fd: None,
+                },
+                None,
+            )?;
             return Ok(Some(Origin::Migration(Box::new(arriving))));
         }
         let mut config = self.into_config()?;

@@ -8,9 +8,8 @@ use std::path::PathBuf;
 use bellhop_common::client::Credentials;
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::Code;
-use bellhop_node::{AccessFiles, CertificateFiles, Options, Paths, Road};
+use bellhop_node::{AccessFiles, CertificateFiles, Options, Paths};
 use tracing::level_filters::LevelFilter;
-use vmm::migration::tls::TlsFiles;
 
 use crate::logging;
 
@@ -46,12 +45,12 @@ reset VMs too), admin (everything). The file's mode must be 0600, like that of t
 
 VMs migrate between daemons (`bellhop vm migrate NAME https://NODE:8443`). The source daemon sends
 requests to the destination with --node-ca, --node-cert, --node-key and --node-token-file. The token
-needs the role admin there. Both daemons need certificates for the guest's data, and the address of
-their certificate:
-  bellhop serve … --migration-host node2 --migration-cert node2.crt \\
-    --migration-key node2.key --migration-ca ca.crt
+needs the role admin there. The destination needs an address for the guest's data, which the daemons
+protect by certificates for this migration only:
+  bellhop serve … --migration-host node2
 
-SIGHUP reads certificates, revoked ones and tokens again. SIGTERM and SIGINT end the daemon; VMs keep running.")]
+SIGHUP reads certificates, revoked ones and tokens again. SIGTERM and SIGINT end the daemon; VMs
+keep running.")]
 pub(crate) struct Arguments {
     /// Read more options from this TOML file
     #[arg(long, value_name = "FILE")]
@@ -85,49 +84,13 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     remote: Remote,
 
-    #[command(flatten)]
-    move_by: MoveBy,
+    /// The name or address of this host for VMs that arrive over a network. The kernel chooses a
+    /// free TCP port for each: a firewall must let the other nodes connect
+    #[arg(long, value_name = "HOST")]
+    migration_host: Option<String>,
 
     #[command(flatten)]
     credentials: Credentials,
-}
-
-/// Options for VMs that migrate to and from this host over a network: all of them or none.
-#[derive(Debug, clap::Args)]
-struct MoveBy {
-    /// The name or address of this host for incoming VMs. The kernel chooses a free TCP port for
-    /// each: a firewall must let the other nodes connect
-    #[arg(long, value_name = "HOST",
-        requires_all = ["migration_cert", "migration_key", "migration_ca"])]
-    migration_host: Option<String>,
-
-    /// With --migration-host: this host's certificate for that address, and intermediate
-    /// certificates up to its authority (PEM)
-    #[arg(long, value_name = "FILE", requires = "migration_host")]
-    migration_cert: Option<PathBuf>,
-
-    /// With --migration-host: the private key of that certificate (PEM)
-    #[arg(long, value_name = "FILE", requires = "migration_host")]
-    migration_key: Option<PathBuf>,
-
-    /// With --migration-host: the authority of the other hosts' certificates (PEM)
-    #[arg(long, value_name = "FILE", requires = "migration_host")]
-    migration_ca: Option<PathBuf>,
-}
-
-impl MoveBy {
-    /// All options or none, which clap ensures. The VMs' processes have another working directory.
-    fn road(&self) -> Option<Road> {
-        let file = |path: &Option<PathBuf>| std::path::absolute(path.as_ref()?).ok();
-        Some(Road {
-            host: self.migration_host.clone()?,
-            tls: TlsFiles {
-                certificate: file(&self.migration_cert)?,
-                key: file(&self.migration_key)?,
-                authority: file(&self.migration_ca)?,
-            },
-        })
-    }
 }
 
 /// Options for TCP: all of them or none, except the revoked certificates.
@@ -198,7 +161,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         remote: arguments.remote.access(),
         log_level: arguments.machine_log_level.to_string(),
         credentials: arguments.credentials.clone(),
-        road: arguments.move_by.road(),
+        migration_host: arguments.migration_host.clone(),
         end_orphans: arguments.end_orphans,
         step_observer: arguments.step_observer.clone(),
     });

@@ -80,11 +80,11 @@ ErrorCode = Literal[
     "name_taken",
     "nic_lost",
     "no_answer",
-    "no_certificates",
     "no_configuration",
     "no_destination",
     "no_devlink",
     "no_migration",
+    "no_migration_host",
     "no_room",
     "no_sriov",
     "no_such_device",
@@ -249,9 +249,11 @@ class AlarmInfo(TypedDict):
 
 
 class Awaited(TypedDict):
-    """The address at which a node waits for a machine."""
+    """The address at which a node waits for a machine, and its terms."""
 
+    certificate: NotRequired[str | None]
     listen: str
+    secret: str
 
 
 class BellhopRun(TypedDict):
@@ -782,6 +784,7 @@ class QueueInfo(TypedDict):
 class ReceiveFromNode(TypedDict):
     """The VM for this node."""
 
+    certificate: NotRequired[str | None]
     running: NotRequired[VmConfig | None]
     vm: VmBody
 

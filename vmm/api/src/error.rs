@@ -105,8 +105,6 @@ described! {
         NicLost,
         /// The kernel or another process does not respond.
         NoAnswer,
-        /// The daemon has no certificates for migrations.
-        NoCertificates,
         /// The machine has no configuration.
         NoConfiguration,
         /// The destination cannot be reached.
@@ -115,6 +113,8 @@ described! {
         NoDevlink,
         /// The machine was never migrated.
         NoMigration,
+        /// The daemon has no address for migrations.
+        NoMigrationHost,
         /// The resources are exhausted.
         NoRoom,
         /// The device has no SR-IOV.

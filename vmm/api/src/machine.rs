@@ -4,6 +4,7 @@ mod device;
 mod disk;
 pub(crate) mod migration;
 mod nic;
+mod pairing;
 mod snapshot;
 mod vm;
 
@@ -17,5 +18,6 @@ pub use migration::{
     ReceiveConfig, ResolveRequest, SendConfig, TIMEOUT_S, TlsFiles,
 };
 pub use nic::{FailoverInfo, FailoverPhase, NicChange, NicInfo, NicSummary};
+pub use pairing::{BadSecret, MigrationSecret, PairedTls, Pairing};
 pub use snapshot::{RestoreRequest, SNAPSHOT_TIME, SnapshotInfo, SnapshotRequest, UpgradeRequest};
 pub use vm::{End, EndReason, Handshake, VmChange, VmState, VmStatus, WantedState, Watch};

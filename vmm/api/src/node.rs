@@ -18,7 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::endpoint::Endpoint;
 use crate::machine::migration::send_request;
-use crate::machine::{SendConfig, TlsFiles};
+use crate::machine::{MigrationSecret, SendConfig, TlsFiles};
 
 pub use device_id::{BadDeviceId, DeviceId};
 pub use event::{Event, EventChange};
@@ -176,6 +176,8 @@ impl SendToNode {
             destination,
             tls,
             plaintext,
+            pairing: None,
+            fd: None,
             downtime_ms: self.downtime_ms,
             timeout_s: self.timeout_s,
             connections: self.connections,
@@ -185,9 +187,15 @@ impl SendToNode {
     }
 }
 
-/// The address at which a node waits for a machine.
+/// The address at which a node waits for a machine, and its terms.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Awaited {
     /// `unix:/PATH` or `tcp:HOST:PORT`.
     pub listen: String,
+    /// The source must know it.
+    #[schema(value_type = String, pattern = "^[0-9a-f]{64}$")]
+    pub secret: MigrationSecret,
+    /// The certificate of the destination for this migration (PEM), over TCP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
 }

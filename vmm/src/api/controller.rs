@@ -21,8 +21,7 @@ use crate::machine::{
     Arriving, Direction, End, EndReason, Handle, MachineStatus, Migration, MigrationEnd, Origin,
     RequestError, RunState, SendConfig, Snapshot, StopHandle, stopped,
 };
-use crate::migration::endpoint::Endpoint;
-use crate::migration::tls::Tls;
+use crate::migration::endpoint::{Endpoint, Route};
 use crate::sandbox::seccomp;
 
 /// The phase of the VM.
@@ -216,7 +215,7 @@ impl Controller {
     }
 
     /// Begins to send the VM; returns once the migration is in progress.
-    pub(super) fn send(&self, config: SendConfig, tls: Option<Tls>) -> Result<Migration, ApiError> {
+    pub(super) fn send(&self, config: SendConfig, route: Route) -> Result<Migration, ApiError> {
         let machine = self.running()?;
         let mut last = self.migration.lock();
         if let Some(last) = &*last {
@@ -240,7 +239,7 @@ impl Controller {
             .name("migration".to_owned())
             .spawn(move || {
                 seccomp::enter(seccomp::Thread::Migration);
-                machine.migrate(&ours, &config, tls.as_ref());
+                machine.migrate(&ours, &config, &route);
             })
             .map_err(ApiError::Thread)?;
         *last = Some(migration.clone());

@@ -82,8 +82,8 @@ pub use error::{NotMovable, RequestError, SnapshotError};
 pub use hand_over::HandedOver;
 pub use handle::Handle;
 pub use migration::{
-    Arriving, Direction, InFlight, Migration, MigrationEnd, ReceiveConfig, SendConfig, load_tls,
-    milliseconds,
+    Arriving, Direction, InFlight, Migration, MigrationEnd, ReceiveConfig, SendConfig,
+    milliseconds, route,
 };
 pub use origin::Origin;
 pub use parts::Machine;

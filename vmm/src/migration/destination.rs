@@ -8,13 +8,13 @@ mod acceptor;
 mod states;
 
 use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use super::channel::{Channel, Connection, Halt, Timeouts};
 use super::error::{MachineError, MigrationError, Outcome, Phase};
 use super::progress::Monitor;
-use super::protocol::{CONNECTIONS_MAX, Hello, RamRange, Refusal};
+use super::protocol::{CONNECTIONS_MAX, Hello, MigrationSecret, RamRange, Refusal};
 use super::ram::RamImage;
 
 use acceptor::Acceptor;
@@ -68,6 +68,8 @@ pub struct ReceiveOptions {
     /// Limit of the memory that all rounds together may write (bytes, zeros included), in multiples
     /// of guest RAM.
     pub rounds_max: u32,
+    /// The secret that a source must send. `None`: any source may come.
+    pub secret: Option<MigrationSecret>,
 }
 
 impl Default for ReceiveOptions {
@@ -78,6 +80,7 @@ impl Default for ReceiveOptions {
             timeouts: Timeouts::default(),
             state_max: 64 << 20,
             rounds_max: 1000,
+            secret: None,
         }
     }
 }
@@ -91,15 +94,16 @@ pub struct PendingConnection<C> {
 
 impl<C: Connection> PendingConnection<C> {
     /// Waits for the first message from the peer at the other end of `stream`.
-    fn ask(stream: C, patience: Duration, halt: &Halt) -> Result<Self, MigrationError> {
-        let channel = Channel::new(stream, 0, patience, halt)?;
-        let (listening, asked) = Listening::new(channel).hello()?;
+    fn ask(stream: C, options: &ReceiveOptions, halt: &Halt) -> Result<Self, MigrationError> {
+        let channel = Channel::new(stream, 0, options.timeouts.frame, halt)?;
+        let (listening, asked) = Listening::new(channel).hello(options.secret.as_ref())?;
         Ok(Self { listening, asked })
     }
 }
 
 /// Waits for a peer that sends a HELLO; `accept` works as in [`receive`]. It waits for several
-/// connections at once, so a slow or silent one does not delay a source.
+/// connections at once, so a slow or silent one does not delay a source. A peer without the secret
+/// is disconnected, and the wait continues.
 ///
 /// # Errors
 /// [`MigrationError::Cancelled`], or the listener cannot accept connections any more.
@@ -108,10 +112,16 @@ pub fn greet<C: Connection>(
     options: &ReceiveOptions,
     monitor: &Monitor,
 ) -> Result<PendingConnection<C>, MigrationError> {
-    let patience = options.timeouts.frame;
     let halt = Halt::new(&monitor.cancel);
-    let ask = move |stream, halt: &Halt| match PendingConnection::ask(stream, patience, halt) {
+    let guesses = AtomicU32::new(0);
+    let guesses = &guesses;
+    let ask = move |stream, halt: &Halt| match PendingConnection::ask(stream, options, halt) {
         Ok(pending) => Some(pending),
+        Err(MigrationError::WrongSecret) => {
+            let wrong_secrets = guesses.fetch_add(1, Ordering::Relaxed) + 1;
+            tracing::warn!(wrong_secrets, "a peer without the secret of this migration");
+            None
+        }
         Err(_) if halt.check().is_err() => None,
         Err(error) => {
             tracing::warn!(
@@ -152,7 +162,7 @@ pub fn receive<C: Connection, M: DestinationMachine>(
 ) -> Outcome {
     let halt = Halt::new(&monitor.cancel);
     monitor.progress.phase(Phase::Offer);
-    match PendingConnection::ask(first, options.timeouts.frame, &halt) {
+    match PendingConnection::ask(first, options, &halt) {
         Ok(pending) => receive_from(machine, pending, accept, options, monitor),
         Err(why) => stays(why),
     }

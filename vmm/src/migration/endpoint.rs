@@ -4,23 +4,26 @@
 //! [`super::tls`] decides who may connect over TCP, and the caller whether TLS is required.
 //!
 //! ```text
-//!   destination   Listener::bind ──> accept, repeatedly: WouldBlock if no peer connects for 50 ms
-//!   source        connect
+//!   destination   Listener::bind or adopt ──> accept, repeatedly: WouldBlock if no peer connects
+//!                                             for 50 ms
+//!   source        Route::connect
 //! ```
 
 use std::io::{self, ErrorKind as IoErrorKind, IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
 use super::channel::Connection;
+use super::connector::Connector;
 use super::tls::{Tls, TlsStream};
 use crate::http::socket::{self, SocketFile};
 use crate::{Error, ErrorKind};
 pub use bellhop_api::endpoint::{BadEndpoint, Endpoint};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
 /// How long [`Listener::accept`] waits.
 const MOMENT: Timespec = Timespec {
@@ -37,33 +40,54 @@ fn no_tls_on_unix(path: &Path) -> Error {
     ))
 }
 
-/// Connects to `endpoint`, and waits up to `patience` for each of its addresses.
-///
-/// With `tls`, the first read or write of the stream begins the handshake. It fails unless the peer
-/// has a certificate for that host.
-///
-/// # Errors
-/// `NoDestination` or `BadTls`.
-pub fn connect(
-    endpoint: &Endpoint,
-    patience: Duration,
-    tls: Option<&Tls>,
-) -> Result<Stream, Error> {
-    let failed = |source: io::Error| {
-        let message =
-            format!("cannot connect to {endpoint}; does a machine wait there for a migration?");
-        Error::new(ErrorKind::NoDestination, message).because(source)
-    };
-    match (endpoint, tls) {
-        (Endpoint::Unix(path), None) => UnixStream::connect(path).map(Stream::Unix).map_err(failed),
-        (Endpoint::Unix(path), Some(_)) => Err(no_tls_on_unix(path)),
-        (Endpoint::Tcp { host, port }, tls) => {
-            let socket = connect_tcp(host, *port, patience).map_err(failed)?;
-            Ok(match tls {
-                Some(tls) => Stream::Tls(Box::new(tls.connect(host, socket)?)),
-                None => Stream::Tcp(socket),
-            })
+/// How a source reaches its destination.
+#[derive(Debug)]
+pub struct Route {
+    /// The address of the destination.
+    pub endpoint: Endpoint,
+    /// The certificates, over TCP with TLS.
+    pub tls: Option<Tls>,
+    /// Another process opens the connections.
+    pub connector: Option<Connector>,
+}
+
+impl Route {
+    /// Opens a connection, and waits up to `patience` for each address of the endpoint.
+    ///
+    /// With TLS, the first read or write of the stream begins the handshake. It fails unless the
+    /// peer has a certificate for that host.
+    ///
+    /// # Errors
+    /// `NoDestination` or `BadTls`.
+    pub fn connect(&self, patience: Duration) -> Result<Stream, Error> {
+        let (endpoint, tls) = (&self.endpoint, self.tls.as_ref());
+        if let (Endpoint::Unix(path), Some(_)) = (endpoint, tls) {
+            return Err(no_tls_on_unix(path));
         }
+        let socket = match &self.connector {
+            Some(connector) => connector.connection(),
+            None => open(endpoint, patience),
+        };
+        let socket = socket.map_err(|source| {
+            let message =
+                format!("cannot connect to {endpoint}; does a machine wait there for a migration?");
+            Error::new(ErrorKind::NoDestination, message).because(source)
+        })?;
+        Ok(match (endpoint, tls) {
+            (Endpoint::Unix(_), _) => Stream::Unix(socket.into()),
+            (Endpoint::Tcp { .. }, None) => Stream::Tcp(socket.into()),
+            (Endpoint::Tcp { host, .. }, Some(tls)) => {
+                Stream::Tls(Box::new(tls.connect(host, socket.into())?))
+            }
+        })
+    }
+}
+
+/// Opens a socket that is connected to `endpoint`.
+pub(super) fn open(endpoint: &Endpoint, patience: Duration) -> io::Result<OwnedFd> {
+    match endpoint {
+        Endpoint::Unix(path) => UnixStream::connect(path).map(OwnedFd::from),
+        Endpoint::Tcp { host, port } => connect_tcp(host, *port, patience).map(OwnedFd::from),
     }
 }
 
@@ -154,7 +178,8 @@ pub struct Listener(Kind);
 enum Kind {
     Unix {
         listener: UnixListener,
-        _file: SocketFile,
+        /// `None`: another process owns the file.
+        _file: Option<SocketFile>,
     },
     Tcp {
         listener: TcpListener,
@@ -177,7 +202,7 @@ impl Listener {
                     .map_err(|error| Error::transparent(ErrorKind::CannotListen, error))?;
                 Kind::Unix {
                     listener,
-                    _file: file,
+                    _file: Some(file),
                 }
             }
             Endpoint::Tcp { host, port } => {
@@ -192,6 +217,48 @@ impl Listener {
                 Kind::Tcp { listener, tls }
             }
         }))
+    }
+
+    /// Takes a socket that listens at `endpoint` already. With `tls`, the peer must show a
+    /// certificate.
+    ///
+    /// # Errors
+    /// `CannotListen`: `socket` is no such socket. `BadTls`.
+    pub fn adopt(endpoint: &Endpoint, socket: OwnedFd, tls: Option<Tls>) -> Result<Self, Error> {
+        let unusable = |source: io::Error| {
+            let message = format!("the passed descriptor cannot listen on {endpoint}");
+            Error::new(ErrorKind::CannotListen, message).because(source)
+        };
+        let no_listener = || {
+            let reason = "it is not a stream socket of that kind that listens";
+            unusable(io::Error::new(IoErrorKind::InvalidInput, reason))
+        };
+        let described = sockopt::socket_domain(&socket).and_then(|domain| {
+            let stream = sockopt::socket_type(&socket)? == SocketType::STREAM;
+            Ok((domain, stream && sockopt::socket_acceptconn(&socket)?))
+        });
+        let (domain, listens) = described.map_err(|error| unusable(error.into()))?;
+        if !listens {
+            return Err(no_listener());
+        }
+        // Shared with the process that has passed it, and wanted by both.
+        rustix::io::ioctl_fionbio(&socket, true).map_err(|error| unusable(error.into()))?;
+        match (endpoint, domain) {
+            (Endpoint::Unix(path), AddressFamily::UNIX) if tls.is_some() => {
+                Err(no_tls_on_unix(path))
+            }
+            (Endpoint::Unix(_), AddressFamily::UNIX) => Ok(Self(Kind::Unix {
+                listener: socket.into(),
+                _file: None,
+            })),
+            (Endpoint::Tcp { .. }, AddressFamily::INET | AddressFamily::INET6) => {
+                Ok(Self(Kind::Tcp {
+                    listener: socket.into(),
+                    tls,
+                }))
+            }
+            _ => Err(no_listener()),
+        }
     }
 
     /// Returns the next connection. In TLS, its first read or write begins the handshake: the peer
@@ -230,6 +297,21 @@ impl Listener {
             }
         }
     }
+}
+
+/// Connects without another process.
+#[cfg(test)]
+pub(super) fn connect(
+    endpoint: &Endpoint,
+    patience: Duration,
+    tls: Option<&Tls>,
+) -> Result<Stream, Error> {
+    let route = Route {
+        endpoint: endpoint.clone(),
+        tls: tls.cloned(),
+        connector: None,
+    };
+    route.connect(patience)
 }
 
 #[cfg(test)]
@@ -272,6 +354,40 @@ mod tests {
         let error = connect(&nowhere, Duration::from_secs(1), None).unwrap_err();
         assert!(error.to_string().contains("unix:/nonexistent/socket"));
         assert!(Listener::bind(&nowhere, None).is_err());
+    }
+
+    #[test]
+    fn only_a_listening_socket_of_its_kind_is_adopted() {
+        let tcp: Endpoint = "tcp:127.0.0.1:1".parse().unwrap();
+        let unix: Endpoint = "unix:/nonexistent/socket".parse().unwrap();
+        let listens = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let (pair, _other) = UnixStream::pair().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        for (endpoint, socket) in [
+            (&tcp, OwnedFd::from(pair)),
+            (&tcp, file.into()),
+            (&tcp, udp.into()),
+            (&unix, listens().into()),
+        ] {
+            let error = Listener::adopt(endpoint, socket, None).unwrap_err();
+            assert!(
+                error.to_string().contains("the passed descriptor"),
+                "{error}"
+            );
+        }
+
+        let socket = listens();
+        let port = socket.local_addr().unwrap().port();
+        let endpoint = format!("tcp:127.0.0.1:{port}").parse().unwrap();
+        let listener = Listener::adopt(&endpoint, socket.into(), None).unwrap();
+        let nothing = listener.accept().unwrap_err();
+        assert_eq!(nothing.kind(), IoErrorKind::WouldBlock);
+        let mut source = connect(&endpoint, Duration::from_secs(1), None).unwrap();
+        source.write_all(b"hello").unwrap();
+        let mut read = [0; 5];
+        listener.accept().unwrap().read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"hello");
     }
 
     #[test]

@@ -84,6 +84,12 @@ pub enum MigrationError {
         /// The message's name.
         found: &'static str,
     },
+    /// The source does not know the secret of this migration.
+    #[error(
+        "the source has not sent the secret of this migration: start the migration at the node \
+         that has the machine"
+    )]
+    WrongSecret,
     /// The peer sent ALIVE for days.
     #[error("the other host reported for too long that it is busy")]
     TooManyAlives,

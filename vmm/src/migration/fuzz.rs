@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::channel::{Connection, Timeouts};
 use super::destination::{DestinationMachine, Go, ReceiveOptions, receive};
 use super::protocol::{
-    FRAME_HEADER_LEN, Header, Hello, Message, RamRange, Refusal, Session, decode_message,
-    encode_message,
+    FRAME_HEADER_LEN, Header, Hello, Message, MigrationSecret, RamRange, Refusal, Session,
+    decode_message, encode_message,
 };
 use super::{MachineError, Monitor, Outcome, RamImage};
 use crate::layout::Layout;
@@ -126,6 +126,7 @@ fn framed(ram: &[RamRange], hello: bool, mut rest: &[u8]) -> Vec<u8> {
     };
     if hello {
         add(&Message::Hello(Hello {
+            secret: MigrationSecret::default(),
             connections: 1,
             ram: ram.to_vec(),
             compat: serde_json::json!({}),

@@ -40,6 +40,7 @@
 //! next. So a GO without a READY, or a guest that runs without a GO, does not compile.
 
 pub mod channel;
+pub mod connector;
 pub mod convergence;
 pub mod destination;
 pub mod dirty;

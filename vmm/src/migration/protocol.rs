@@ -35,8 +35,9 @@
 //! | 14 | FAILED | text, at most 1 KiB of UTF-8 | 0 |
 //! | 15 | ALIVE | nothing | all |
 //! | 16 | TRY | as HELLO | 0 |
-//! HELLO holds the magic `BELLMIGR`, version u32, page size u32, connections u16 and the number of
-//! ranges u16. Then come the ranges, each (guest address, length, file offset) u64, and then JSON.
+//! HELLO holds the magic `BELLMIGR`, version u32, the secret of 32 bytes, page size u32,
+//! connections u16 and the number of ranges u16. Then come the ranges, each (guest address, length,
+//! file offset) u64, and then JSON. A source without a secret sends zeros.
 //!
 //! TRY replaces HELLO, and gets the same answers; after any answer the connection ends. A
 //! destination that does not know TRY yet rejects it as no message of the protocol, and keeps
@@ -60,9 +61,10 @@ use serde_json::Value;
 /// First bytes of a HELLO.
 pub const MAGIC: [u8; 8] = *b"BELLMIGR";
 /// The protocol version of this host. Others are rejected: both hosts must know all messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Limit of the connections of one migration.
 pub use bellhop_api::machine::CONNECTIONS_MAX;
+pub use bellhop_api::machine::MigrationSecret;
 /// The number of a connection that has not sent JOIN.
 pub const CONNECTION_UNKNOWN: u16 = u16::MAX;
 /// Limit of the RAM ranges in a HELLO.
@@ -101,6 +103,8 @@ pub struct RamRange {
 /// The source's first message: a description of the machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hello {
+    /// Proves that the source is the one that this destination waits for.
+    pub secret: MigrationSecret,
     /// Number of connections that the source requests, 1 to [`CONNECTIONS_MAX`].
     pub connections: u16,
     /// Guest RAM, at most [`RANGES_MAX`] pieces.

@@ -16,7 +16,7 @@ use super::convergence::{Convergence, Decision, Limits, Measured};
 use super::dirty::{DirtyPages, PAGE_SIZE};
 use super::error::{MachineError, MigrationError, Outcome, Phase};
 use super::progress::{Monitor, Progress};
-use super::protocol::{CONNECTIONS_MAX, Hello};
+use super::protocol::{CONNECTIONS_MAX, Hello, MigrationSecret};
 use super::ram::RamImage;
 
 pub use states::{Abort, Accepted, Committed, Connected, Copying, Ready, Stopped};
@@ -100,6 +100,8 @@ pub struct SendOptions {
     pub standstill: Duration,
     /// Limit of the machine's state in bytes; the destination has its own limit.
     pub state_max: u64,
+    /// The secret that the destination expects; the default for one that expects none.
+    pub secret: MigrationSecret,
 }
 
 /// Moves `machine`, whose memory is `ram`, to the peer at the other end of `first`. `connect` opens
@@ -155,6 +157,7 @@ pub fn send<C: Connection, M: SourceMachine>(
 
 /// Asks the peer at the other end of `stream` whether it would accept the machine with this
 /// `compat` document and memory. Nothing changes on either side, and the destination keeps waiting.
+/// `secret` is as in [`SendOptions`].
 ///
 /// # Errors
 /// [`MigrationError::Refused`] with all reasons; any other error leaves the answer unknown.
@@ -162,9 +165,11 @@ pub fn try_out<C: Connection>(
     compat: Value,
     ram: &RamImage,
     stream: C,
+    secret: MigrationSecret,
     timeouts: &Timeouts,
 ) -> Result<(), MigrationError> {
     let hello = Hello {
+        secret,
         connections: 1,
         ram: ram.ranges(),
         compat,
@@ -226,6 +231,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         progress.phase(Phase::Offer);
         let compat = self.machine.compat();
         let hello = Hello {
+            secret: options.secret,
             connections: options.connections.clamp(1, CONNECTIONS_MAX),
             ram: self.ram.ranges(),
             compat: compat

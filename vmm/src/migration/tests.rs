@@ -27,7 +27,7 @@ use super::channel::{Connection, Timeouts};
 use super::convergence::Limits;
 use super::destination::{DestinationMachine, Go, ReceiveOptions, receive};
 use super::dirty::{DirtyPages, PAGE_SIZE};
-use super::protocol::{Hello, RamRange, Refusal};
+use super::protocol::{Hello, MigrationSecret, RamRange, Refusal};
 use super::source::{SendOptions, SourceMachine, send};
 use super::*;
 use crate::layout::Layout;
@@ -255,6 +255,7 @@ fn send_options(connections: u16) -> SendOptions {
         timeouts: timeouts(),
         standstill: Duration::from_secs(20),
         state_max: 8 << 20,
+        secret: MigrationSecret::default(),
     }
 }
 
@@ -497,7 +498,9 @@ fn a_source_that_only_asks_changes_nothing() {
                 let options = receive_options();
                 receive(destination, theirs, accept, &options, &Monitor::default())
             });
-            let answer = try_out(json!({"cpu": "none"}), &source.image(), mine, &timeouts());
+            let secret = MigrationSecret::default();
+            let compat = json!({"cpu": "none"});
+            let answer = try_out(compat, &source.image(), mine, secret, &timeouts());
             (answer, asked.join().unwrap())
         })
     };

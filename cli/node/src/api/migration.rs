@@ -21,6 +21,7 @@ use serde_json::Value;
 use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 use vmm::http::server::UnixPeer;
+use vmm::migration::endpoint::Endpoint;
 
 use super::operations::accepted;
 use super::proxy;
@@ -98,14 +99,20 @@ pub(super) async fn begin(
         Wanted::Ours(NodeMigrationRequest::Send(wanted)) => {
             node.machines.send_to_node(&name, wanted, by).await?
         }
-        Wanted::Machines(wanted) => {
+        Wanted::Machines(mut wanted) => {
             let destination = wanted
                 .pointer("/send/destination")
                 .and_then(Value::as_str)
-                .unwrap_or("another process");
+                .unwrap_or("another process")
+                .to_owned();
+            let endpoint: Option<Endpoint> = destination.parse().ok();
+            if endpoint.is_some() {
+                connect_for_it(&mut wanted);
+            }
             let request = SendRequest {
-                destination: destination.to_owned(),
+                destination,
                 body: Bytes::from(wanted.to_string()),
+                endpoint,
                 request_id: by.request_id.clone(),
                 peer: None,
             };
@@ -116,6 +123,13 @@ pub(super) async fn begin(
         Sent::Begun(operation) => accepted(&operation),
         Sent::Answered(passed) => answered(passed),
     })
+}
+
+/// Names the descriptor by which the daemon opens the connections of the VM's process.
+fn connect_for_it(wanted: &mut Value) {
+    if let Some(send) = wanted.pointer_mut("/send").and_then(Value::as_object_mut) {
+        send.insert("fd".to_owned(), 0.into());
+    }
 }
 
 /// The answer of a VM's process to a client of the daemon.

@@ -20,7 +20,7 @@ use bellhop_api::machine::{
 use devices::virtio::block::disk::Disk;
 use vmm::boot::{self, BootSource};
 use vmm::config::{DiskConfig, VdpaSource, VmConfig};
-use vmm::migration::endpoint::{BadEndpoint, Endpoint};
+use vmm::migration::connector;
 
 pub(in crate::machines) use self::nics::by_name;
 use super::Machines;
@@ -463,7 +463,11 @@ impl Host for Machines {
     }
 
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<ProxiedResponse, Error> {
-        self.runtime.block_on(self.api_of(vm).leave(request))
+        let connector = request.endpoint.clone().map(connector::serve).transpose();
+        let connector = connector.map_err(Error::context("cannot connect for the VM"))?;
+        let connector: Vec<OwnedFd> = connector.into_iter().collect();
+        self.runtime
+            .block_on(self.api_of(vm).leave(request, &connector))
     }
 
     fn migration(&self, vm: &VmName, identity: Identity) -> MigrationReport {
@@ -480,9 +484,14 @@ impl Host for Machines {
     }
 
     fn await_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error> {
-        let Some(incoming) = &record.incoming else {
+        if record.incoming.is_none() {
             return Ok(());
-        };
+        }
+        let entry = self.entries().get(vm).cloned();
+        let reception = entry.and_then(|entry| entry.reception.lock().take());
+        let reception = reception.ok_or_else(|| {
+            Error::failed("the terms of the migration are gone: migrate the VM again")
+        })?;
         self.await_started(vm, identity)?;
         let mut vdpa = Vec::new();
         for nic in record.nics_now(vm) {
@@ -492,13 +501,10 @@ impl Host for Machines {
             let backup = self.backup_path(vm, &nic)?;
             vdpa.push(nic.vdpa(VdpaSource::Path(path), backup));
         }
-        let listen: Endpoint = incoming.listen.parse().map_err(|error: BadEndpoint| {
-            Error::failed("no process waits for it").because(error)
-        })?;
-        let tls = self.peers.tls(&listen).cloned();
+        let listener: Vec<OwnedFd> = reception.listener.map(OwnedFd::from).into_iter().collect();
         let machine = record.running();
         let wanted = MigrationRequest::Receive(ReceiveConfig {
-            listen,
+            listen: reception.endpoint,
             vdpa,
             kernel: Some(machine.kernel.clone()),
             initramfs: machine.initramfs.clone(),
@@ -506,12 +512,19 @@ impl Host for Machines {
             hugepages: machine.memory.hugepages,
             host_numa_node: machine.memory.host_numa_node,
             cpu_affinity: machine.cpu_affinity.clone(),
-            tls,
+            tls: None,
             plaintext: false,
+            pairing: Some(reception.pairing),
+            fd: (!listener.is_empty()).then_some(0),
         });
         let vmm = self.api_of(vm);
-        self.runtime
-            .block_on(vmm.ask(Method::POST, MIGRATION, Some(&wanted), SOON))?;
+        self.runtime.block_on(vmm.hand_over(
+            Method::POST,
+            MIGRATION,
+            Some(&wanted),
+            SOON,
+            &listener,
+        ))?;
         Ok(())
     }
 

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use bellhop_api::config::VmConfig;
-use bellhop_api::machine::{EndReason, MigrationObstacle, MigrationRequest, MigrationTrial};
+use bellhop_api::machine::{
+    EndReason, MigrationObstacle, MigrationRequest, MigrationTrial, SendConfig,
+};
 use bellhop_api::node::{Awaited, SendToNode};
 use serde_json::Value;
 
@@ -76,7 +78,11 @@ impl Machines {
         wanted: ReceiveFromNode,
         near: bool,
     ) -> Result<Awaited, Error> {
-        let ReceiveFromNode { vm: body, running } = wanted;
+        let ReceiveFromNode {
+            vm: body,
+            running,
+            certificate,
+        } = wanted;
         let (spec, _) = body.for_vm(vm, Condition::None)?;
         spec.check(vm)?;
         if let Some(running) = &running {
@@ -91,7 +97,7 @@ impl Machines {
         let machines = self.clone();
         let received = tokio::spawn(async move {
             let work = move |machines: &Self, entry: &VmEntry| {
-                machines.receive_now(entry, spec, running, near)
+                machines.receive_now(entry, spec, running, (near, certificate))
             };
             machines.request(entry, work).await
         });
@@ -143,9 +149,10 @@ impl Machines {
         let wanted_there = ReceiveFromNode {
             vm: spec.into(),
             running: record.running.as_deref().cloned(),
+            certificate: None,
         };
-        let endpoint = match self.peers.receive(&peer, wanted_there) {
-            Ok(endpoint) => endpoint,
+        let (endpoint, pairing) = match self.peers.receive(&peer, wanted_there) {
+            Ok(agreed) => agreed,
             Err(error) => {
                 if matches!(error.kind(), ErrorKind::UnclearThere(_)) {
                     // The other node may have created a process for which no guest comes.
@@ -155,7 +162,6 @@ impl Machines {
                     ErrorKind::RefusedThere(reason, remedy) if wanted.dry_run => {
                         (reason.clone(), remedy.clone())
                     }
-                    ErrorKind::NoCertificates if wanted.dry_run => (error.to_string(), None),
                     _ => return Err(error),
                 };
                 let trial = MigrationTrial {
@@ -170,12 +176,16 @@ impl Machines {
                 });
             }
         };
-        let tls = self.peers.tls(&endpoint).cloned();
-        let wanted_of_machine = MigrationRequest::Send(wanted.to_endpoint(endpoint, tls, false));
+        let wanted_of_machine = MigrationRequest::Send(SendConfig {
+            pairing: Some(pairing),
+            fd: Some(0),
+            ..wanted.to_endpoint(endpoint.clone(), None, false)
+        });
         let body = serde_json::to_vec(&wanted_of_machine).map_err(malformed)?;
         let request = SendRequest {
             destination: peer.to_string(),
             body: body.into(),
+            endpoint: Some(endpoint),
             request_id,
             peer: (!wanted.dry_run).then(|| peer.clone()),
         };
@@ -193,7 +203,7 @@ impl Machines {
         entry: &VmEntry,
         mut spec: VmSpec,
         running: Option<VmConfig>,
-        near: bool,
+        (near, certificate): (bool, Option<String>),
     ) -> Result<Awaited, Error> {
         let vm = entry.name();
         let _admitted = self.admit()?;
@@ -214,10 +224,9 @@ impl Machines {
             return Err(Error::new(UNUSABLE, message));
         }
         let socket = self.paths.migration_socket(vm);
-        let listen = self
-            .peers
-            .place(near.then_some(socket.as_path()))?
-            .to_string();
+        let socket = near.then_some(socket.as_path());
+        let reception = self.peers.place(socket, certificate)?;
+        let awaited = reception.awaited();
         self.reserve(entry, &spec)?;
         if let Some(mut record) = former.take_if(|record| record.phase != Phase::Present) {
             // Parts that could not be undone have no owner.
@@ -225,13 +234,17 @@ impl Machines {
             former = entry.record();
         }
         let incoming = IncomingMigration {
-            listen: listen.clone(),
+            listen: awaited.listen.clone(),
         };
         let mut record = Record::expecting(spec, incoming);
         record.running = running.map(Box::new);
-        self.lifecycle(entry).receive(record, former)?;
+        *entry.reception.lock() = Some(reception);
+        let received = self.lifecycle(entry).receive(record, former);
+        // Left if the process has not got it.
+        entry.reception.lock().take();
+        received?;
         self.publish(vm, Change::Created);
-        Ok(Awaited { listen })
+        Ok(awaited)
     }
 
     fn cancel_incoming_now(&self, entry: &VmEntry) -> Result<(), Error> {

@@ -64,6 +64,9 @@ pub(crate) struct ReceiveFromNode {
     /// that wait for the next start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) running: Option<VmConfig>,
+    /// The certificate of the source for this migration (PEM), over a network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) certificate: Option<String>,
 }
 
 /// The direction of a migration.

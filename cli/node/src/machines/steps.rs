@@ -31,6 +31,7 @@ use bellhop_api::machine::{End, EndReason};
 use vdpa::causes::in_one_line;
 use vdpa_mgmt::journal::{Journal, StepEvent};
 use vmm::config::DiskConfig;
+use vmm::migration::endpoint::Endpoint;
 
 use super::incoming::{IncomingOutcome, IncomingReport};
 use super::outgoing::{MigrationReport, OutgoingMigration};
@@ -54,18 +55,22 @@ pub(crate) enum ProcessState {
     Unknown,
 }
 
-/// A request to a VM to leave for another process.
-#[derive(Debug, Clone)]
+/// A request to a VM to leave for another process. Its body may have the secrets of a pairing.
+#[derive(Clone)]
 pub(crate) struct SendRequest {
     /// The destination, as far as the request names it.
     pub(crate) destination: String,
     /// The body for the VM.
     pub(crate) body: Bytes,
+    /// Where the daemon opens connections for the VM, if `body` names a descriptor for that.
+    pub(crate) endpoint: Option<Endpoint>,
     /// The ID of the request.
     pub(crate) request_id: String,
     /// The destination node, if a node waits for the VM.
     pub(crate) peer: Option<Peer>,
 }
+
+vdpa::opaque_debug!(SendRequest, this => destination: this.destination);
 
 /// The answer of a VM.
 #[derive(Debug, Clone)]

@@ -14,6 +14,7 @@ use vmm::http::budget::Budget;
 use super::process::Identity;
 use super::record::Record;
 use super::spec::{VmName, VmSpec};
+use crate::peers::Reception;
 
 /// Clients' requests to a VM's process at a time. It serves 64 connections: the rest is for the
 /// daemon itself.
@@ -85,6 +86,8 @@ pub(crate) struct VmEntry {
     pub(super) requests: Budget,
     /// Clients' watches of its process.
     pub(super) watches: Budget,
+    /// For the process that is about to wait for the VM.
+    pub(super) reception: Mutex<Option<Reception>>,
     view: Mutex<View>,
 }
 
@@ -97,6 +100,7 @@ impl VmEntry {
             record_changed: Notify::new(),
             requests: Budget::new(REQUESTS_MAX),
             watches: Budget::new(WATCHES_MAX),
+            reception: Mutex::default(),
             view: Mutex::new(View {
                 record,
                 ..View::default()

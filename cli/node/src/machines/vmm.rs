@@ -172,8 +172,13 @@ impl Vmm {
         })
     }
 
-    /// Requests the VM to leave for another process; returns its answer unchanged.
-    pub(crate) async fn leave(&self, request: &SendRequest) -> Result<ProxiedResponse, Error> {
+    /// Requests the VM to leave for another process, with open files that the request names by
+    /// their index; returns its answer unchanged.
+    pub(crate) async fn leave(
+        &self,
+        request: &SendRequest,
+        descriptors: &[OwnedFd],
+    ) -> Result<ProxiedResponse, Error> {
         let request = Request::builder()
             .method(Method::POST)
             .uri(MIGRATION)
@@ -181,7 +186,8 @@ impl Vmm {
             .header(REQUEST_ID, &request.request_id)
             .body(request.body.clone())
             .map_err(unformed)?;
-        let answer = self.client(ANSWER).send(request, &[]).await?;
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let answer = self.client(ANSWER).send(request, &descriptors).await?;
         Ok(ProxiedResponse {
             status: answer.status(),
             body: answer.into_body(),

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use bellhop_api::machine::{
-    CONNECTIONS, DOWNTIME_MS, DowntimeParts, MigrationPhase, MigrationStatus, TIMEOUT_S,
+    CONNECTIONS, DOWNTIME_MS, DowntimeParts, MigrationPhase, MigrationStatus, SendConfig, TIMEOUT_S,
 };
 use bellhop_api::node::{Operation, OperationResult, SendToNode};
 use bellhop_common::client::{Address, MAKING, Node, NodeArguments, Remotes};
@@ -282,8 +282,8 @@ pub(super) fn execute(
     match destination {
         Destination::Remote(_) | Destination::Node(_) if arguments.tls.is_given() => {
             Err(Error::wrong(
-                "--tls-cert, --tls-key, --tls-ca and --plaintext are for waiting processes \
-                 (tcp:HOST:PORT): two daemons use their own files",
+                "--tls-cert, --tls-key, --tls-ca, --plaintext and --migration-secret are for \
+                 waiting processes (tcp:HOST:PORT): two daemons agree on their own",
             ))
         }
         Destination::Remote(_) | Destination::Node(_) => {
@@ -297,7 +297,10 @@ pub(super) fn execute(
             // The VM's process has another working directory.
             let tls = arguments.tls.clone();
             let tls = tls.map_paths(|path| absolute(path, which.address()))?;
-            let wanted = wanted.to_endpoint(endpoint.clone(), tls.files()?, tls.plaintext);
+            let wanted = SendConfig {
+                pairing: tls.pairing()?,
+                ..wanted.to_endpoint(endpoint.clone(), tls.files()?, tls.plaintext)
+            };
             migrate(arguments, destination, &wanted, node, format)
         }
     }

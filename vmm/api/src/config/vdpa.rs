@@ -123,6 +123,14 @@ pub enum DescriptorError {
     /// The device has no name, which a descriptor requires.
     #[error("the NIC with fd={0} needs an id")]
     NoName(u32),
+    /// There is no such descriptor for a migration, or the request names it twice.
+    #[error("fd={number} of the migration {reason}")]
+    Migration {
+        /// The requested number.
+        number: u32,
+        /// Why the descriptor is not available.
+        reason: String,
+    },
     /// There is no such descriptor, or another NIC has it.
     #[error("fd={number} of NIC {id} {reason}")]
     Missing {

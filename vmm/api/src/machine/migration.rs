@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use crate::config::{CpuAffinity, HugePageSize, MemorySize, VdpaConfig, schema};
 use crate::endpoint::Endpoint;
+use crate::machine::{MigrationSecret, Pairing};
 
 /// The most connections that carry a guest's memory.
 pub const CONNECTIONS_MAX: u16 = 16;
@@ -90,6 +91,14 @@ send_request! {
         /// Over TCP without TLS: anyone on the path can read and change the guest.
         #[serde(default)]
         pub plaintext: bool,
+        /// The terms that two node daemons have agreed on. They replace `tls` and `plaintext`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub pairing: Option<Pairing>,
+        /// The index, among the passed descriptors, of a Unix socket to a process that opens the
+        /// connections: it answers each byte with a connected socket. Without it, the process
+        /// connects by itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub fd: Option<u32>,
     }
 }
 
@@ -104,9 +113,18 @@ impl SendConfig {
             connections: CONNECTIONS,
             tls: None,
             plaintext: false,
+            pairing: None,
+            fd: None,
             verify_memory: false,
             dry_run: false,
         }
+    }
+
+    /// The secret that proves to the destination who sends; the default without a pairing.
+    #[must_use]
+    pub fn secret(&self) -> MigrationSecret {
+        let pairing = self.pairing.as_ref();
+        pairing.map_or_else(MigrationSecret::default, |pairing| pairing.secret)
     }
 
     /// Whether [`SendConfig::connections`] is valid.
@@ -160,6 +178,13 @@ pub struct ReceiveConfig {
     /// Over TCP without TLS: anyone who reaches the port can send a guest.
     #[serde(default)]
     pub plaintext: bool,
+    /// The terms that two node daemons have agreed on. They replace `tls` and `plaintext`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pairing: Option<Pairing>,
+    /// The index, among the passed descriptors, of a socket that listens at `listen`. Without it,
+    /// the process listens there by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fd: Option<u32>,
 }
 
 /// The certificates of a migration over TCP. Both hosts have such files, with certificates of one

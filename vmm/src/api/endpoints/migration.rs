@@ -10,14 +10,14 @@ use bellhop_api::machine::{
 };
 use bellhop_api::responses::{BodyErrors, HostErrors, MigrationErrors};
 
-use super::descriptors;
+use super::descriptors::Descriptors;
 use super::state::Api;
 use crate::api::error::ApiError;
 use crate::api::exactly;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::{ErrorBody, HttpError, on_worker};
-use crate::machine::{Arriving, Migration, MigrationEnd, load_tls, milliseconds};
+use crate::machine::{Arriving, Migration, MigrationEnd, milliseconds, route};
 
 fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
     let progress = migration.progress();
@@ -106,22 +106,25 @@ pub(super) async fn begin(
                 .into());
             }
             let machine = api.running()?;
-            let (config, tls) = on_worker(move || {
-                let tls = load_tls(&config.destination, config.tls.as_ref(), config.plaintext)?;
-                Ok::<_, crate::Error>((config, tls))
+            let connector = Descriptors::of(&received)?.take(config.fd)?;
+            let (config, route) = on_worker(move || {
+                let route = route(&config, connector)?;
+                Ok::<_, crate::Error>((config, route))
             })
             .await??;
             if config.dry_run {
                 let rate = api.known_rate(&config.destination);
-                let trial = on_worker(move || machine.try_migration(&config, rate, tls.as_ref()));
+                let trial = on_worker(move || machine.try_migration(&config, rate, &route));
                 return Ok(Json(trial.await??).into_response());
             }
-            api.send(config, tls)?
+            api.send(config, route)?
         }
         MigrationRequest::Receive(mut config) => {
-            descriptors::give(&received, &mut config.vdpa)?;
+            let mut descriptors = Descriptors::of(&received)?;
+            let listening = descriptors.take(config.fd)?;
+            descriptors.give(&mut config.vdpa)?;
             api.before_boot("a process with a machine cannot receive another one")?;
-            let arriving = on_worker(move || Arriving::new(config)).await??;
+            let arriving = on_worker(move || Arriving::new(config, listening)).await??;
             api.receive(arriving)?
         }
     };

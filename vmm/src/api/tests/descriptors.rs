@@ -161,6 +161,34 @@ fn a_nic_has_a_path_or_a_descriptor() {
 }
 
 #[test]
+fn a_migration_waits_at_the_socket_that_came_with_its_request() {
+    let served = Served::new("listener");
+    let mut stream = served.connect();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let body = json!({ "receive": {
+        "listen": format!("tcp:{address}"), "plaintext": true, "kernel": "/k", "fd": 0,
+    } });
+    let body = body.to_string();
+    let request = head("POST", "/v1/vm/migration", &body) + &body;
+    let (pair, _other) = UnixStream::pair().unwrap();
+    for (descriptors, words) in [
+        (&[][..], "did not come with the request"),
+        (&[pair.as_fd()], "the passed descriptor cannot listen"),
+    ] {
+        send(&stream, &request, descriptors);
+        let (status, refused) = answer(&mut stream);
+        assert!((400..500).contains(&status), "{status} {refused}");
+        assert!(refused.to_string().contains(words), "{refused}");
+    }
+    send(&stream, &request, &[listener.as_fd()]);
+    let (status, begun) = answer(&mut stream);
+    assert_eq!(status, 202, "{begun}");
+    drop(listener);
+    std::net::TcpStream::connect(address).unwrap();
+}
+
+#[test]
 fn too_many_descriptors_are_closed_and_reported() {
     let served = Served::new("flood");
     for count in [DESCRIPTORS_MAX + 1, 150] {

@@ -11,7 +11,7 @@
 //! ```
 
 use std::fs::File;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
@@ -51,16 +51,18 @@ pub struct Arriving {
 }
 
 impl Arriving {
-    /// Listens for a source.
+    /// Listens for a source, on the socket `listening` if it is given.
     ///
     /// # Errors
     /// [`Error`].
-    pub fn new(config: ReceiveConfig) -> Result<Self, Error> {
+    pub fn new(config: ReceiveConfig, listening: Option<OwnedFd>) -> Result<Self, Error> {
+        let (pairing, files) = (config.pairing.as_ref(), config.tls.as_ref());
+        let tls = load_tls(&config.listen, pairing, files, config.plaintext)?;
         Ok(Self {
-            listener: Listener::bind(
-                &config.listen,
-                load_tls(&config.listen, config.tls.as_ref(), config.plaintext)?,
-            )?,
+            listener: match listening {
+                Some(socket) => Listener::adopt(&config.listen, socket, tls)?,
+                None => Listener::bind(&config.listen, tls)?,
+            },
             migration: Migration::new(Direction::Receive, config.listen.clone()),
             config,
         })
@@ -133,6 +135,7 @@ impl Arriving {
     fn take(&self, mut incoming: IncomingMigration<'_>) -> Result<Machine, Error> {
         let options = ReceiveOptions {
             state_max: STATE_FILE_MAX,
+            secret: self.config.pairing.as_ref().map(|pairing| pairing.secret),
             ..ReceiveOptions::default()
         };
         loop {
@@ -362,7 +365,7 @@ mod tests {
             ("", "are free"),
         ] {
             let config = format!(r#"{{{max} "listen": "unix:{}"}}"#, socket.display());
-            let arriving = Arriving::new(serde_json::from_str(&config).unwrap()).unwrap();
+            let arriving = Arriving::new(serde_json::from_str(&config).unwrap(), None).unwrap();
             let stop = StopHandle::new().unwrap();
             let mut incoming = IncomingMigration {
                 arriving: &arriving,
@@ -372,6 +375,7 @@ mod tests {
                 sums: None,
             };
             let hello = Hello {
+                secret: crate::migration::protocol::MigrationSecret::default(),
                 connections: 1,
                 ram: Vec::new(),
                 compat: serde_json::json!({

@@ -26,11 +26,13 @@ mod requests;
 mod throttle;
 mod trial;
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use bellhop_api::machine::Pairing;
 pub use bellhop_api::machine::{Direction, InFlight, ReceiveConfig, SendConfig};
 
 pub use incoming::Arriving;
@@ -39,7 +41,8 @@ pub(super) use throttle::Throttle;
 
 use crate::Error;
 use crate::migration::Monitor;
-use crate::migration::endpoint::Endpoint;
+use crate::migration::connector::Connector;
+use crate::migration::endpoint::{Endpoint, Route};
 use crate::migration::progress::Snapshot;
 use crate::migration::tls::{Tls, TlsFiles};
 
@@ -47,11 +50,15 @@ use crate::migration::tls::{Tls, TlsFiles};
 ///
 /// # Errors
 /// `BadTls`: certificates are required and missing, or they cannot be used.
-pub fn load_tls(
+fn load_tls(
     endpoint: &Endpoint,
+    pairing: Option<&Pairing>,
     files: Option<&TlsFiles>,
     plaintext: bool,
 ) -> Result<Option<Tls>, Error> {
+    if let Some(terms) = pairing.and_then(|pairing| pairing.tls.as_ref()) {
+        return Tls::paired(terms).map(Some);
+    }
     match (endpoint, files) {
         (Endpoint::Tcp { .. }, None) if !plaintext => Err(Error::tls(format!(
             "{endpoint} leaves this host: give the certificates that protect the guest \
@@ -59,6 +66,22 @@ pub fn load_tls(
         ))),
         (_, files) => Ok(files.map(Tls::load).transpose()?),
     }
+}
+
+/// Prepares an outgoing migration. `connector` is the socket of a process that opens its
+/// connections.
+///
+/// # Errors
+/// `BadTls`: certificates are required and missing, or they cannot be used. `NoDestination`: the
+/// socket is no such one.
+pub fn route(config: &SendConfig, connector: Option<OwnedFd>) -> Result<Route, Error> {
+    let endpoint = config.destination.clone();
+    let (pairing, files) = (config.pairing.as_ref(), config.tls.as_ref());
+    Ok(Route {
+        tls: load_tls(&endpoint, pairing, files, config.plaintext)?,
+        connector: connector.map(Connector::new).transpose()?,
+        endpoint,
+    })
 }
 
 /// Converts a duration to whole milliseconds, the unit of the API.

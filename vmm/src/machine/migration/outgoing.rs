@@ -19,8 +19,7 @@ use crate::machine::queue::Request;
 use crate::memory::RamSlot;
 use crate::migration::convergence::Limits;
 use crate::migration::dirty::{DirtyPages, DirtyTracker};
-use crate::migration::endpoint::connect;
-use crate::migration::tls::Tls;
+use crate::migration::endpoint::Route;
 use crate::migration::{
     self, MachineError, Outcome, RamImage, SendOptions, SourceMachine, Timeouts,
 };
@@ -54,12 +53,12 @@ impl Handle {
     /// ([`Machine::bring_up`](super::super::Machine::bring_up) with
     /// [`Origin::Migration`](super::super::Origin)). The machine runs meanwhile. Returns at the
     /// end, with the result in `migration`. If the machine has moved, it ends here with
-    /// [`Exit::Moved`](super::super::Exit::Moved). `tls` is the result of
-    /// [`load_tls`](super::load_tls).
+    /// [`Exit::Moved`](super::super::Exit::Moved). `route` is the result of
+    /// [`route`](super::route).
     ///
     /// Blocks until the end: give it a thread.
-    pub fn migrate(&self, migration: &Migration, config: &SendConfig, tls: Option<&Tls>) {
-        let end = self.send(migration, config, tls);
+    pub fn migrate(&self, migration: &Migration, config: &SendConfig, route: &Route) {
+        let end = self.send(migration, config, route);
         let moved = end == MigrationEnd::Moved;
         if moved {
             // Before the result is published: a client that then stops the machine sees it end as
@@ -75,8 +74,8 @@ impl Handle {
         }
     }
 
-    fn send(&self, migration: &Migration, config: &SendConfig, tls: Option<&Tls>) -> MigrationEnd {
-        let connect = || connect(&config.destination, CONNECT, tls);
+    fn send(&self, migration: &Migration, config: &SendConfig, route: &Route) -> MigrationEnd {
+        let connect = || route.connect(CONNECT);
         let first = match connect() {
             Ok(first) => first,
             Err(error) => return stayed(&error),
@@ -97,6 +96,7 @@ impl Handle {
             timeouts: Timeouts::default(),
             standstill: limits.standstill(),
             state_max: STATE_FILE_MAX,
+            secret: config.secret(),
         };
         let outcome = migration::send(
             &mut outgoing,

@@ -13,9 +13,8 @@ use super::requests::Offer;
 use super::{Endpoint, SendConfig, milliseconds};
 use crate::machine::error::{NotMovable, RequestError};
 use crate::machine::handle::Handle;
-use crate::migration::endpoint::connect;
+use crate::migration::endpoint::Route;
 use crate::migration::protocol::Refusal;
-use crate::migration::tls::Tls;
 use crate::migration::{self, MigrationError, RamImage, Timeouts};
 
 /// How long the destination may take to open its devices and map all guest memory for them. Less
@@ -26,8 +25,8 @@ impl Handle {
     /// Asks the waiting destination whether it would take the machine, which keeps running. The
     /// vCPUs pause for a moment, since only a parked vCPU can report its CPUID. The destination
     /// builds the machine with its devices for the test, and waits again. `rate` is the previous
-    /// transfer rate to that destination, in bytes per second on the wire. `tls` is the result of
-    /// [`load_tls`](super::load_tls).
+    /// transfer rate to that destination, in bytes per second on the wire. `route` is the result of
+    /// [`route`](super::route).
     ///
     /// Blocks: give it a thread.
     ///
@@ -38,7 +37,7 @@ impl Handle {
         &self,
         config: &SendConfig,
         rate: Option<u64>,
-        tls: Option<&Tls>,
+        route: &Route,
     ) -> Result<MigrationTrial, RequestError> {
         let mut obstacles = Vec::new();
         let offer = match self.on_vmm_thread(|machine| machine.offer(false))? {
@@ -57,7 +56,7 @@ impl Handle {
         let ram = ram.ok_or(RequestError::Ended)?;
         let mut prepare = None;
         if let Some(offer) = &offer {
-            match ask(config, tls, offer, &ram)? {
+            match ask(config, route, offer, &ram)? {
                 Ok(took) => prepare = Some(took),
                 Err(there) => obstacles.extend(there),
             }
@@ -89,7 +88,7 @@ fn copy_ms(bytes: u64, rate: u64) -> Option<u64> {
 /// Returns how long the destination took to prepare, or its objections.
 fn ask(
     config: &SendConfig,
-    tls: Option<&Tls>,
+    route: &Route,
     offer: &Offer,
     ram: &RamImage,
 ) -> Result<Result<Duration, Vec<MigrationObstacle>>, RequestError> {
@@ -97,7 +96,7 @@ fn ask(
         Ok(compat) => compat,
         Err(error) => return Ok(Err(vec![plain(&error)])),
     };
-    let stream = match connect(&config.destination, CONNECT, tls) {
+    let stream = match route.connect(CONNECT) {
         Ok(stream) => stream,
         Err(error) => {
             return Ok(Err(vec![MigrationObstacle {
@@ -111,13 +110,16 @@ fn ask(
         ..Timeouts::default()
     };
     let asked = Instant::now();
-    Ok(match migration::try_out(compat, ram, stream, &timeouts) {
-        Ok(()) => Ok(asked.elapsed()),
-        Err(MigrationError::Refused { reasons }) => {
-            Err(reasons.into_iter().map(MigrationObstacle::from).collect())
-        }
-        Err(error) => Err(vec![plain(&error)]),
-    })
+    let secret = config.secret();
+    Ok(
+        match migration::try_out(compat, ram, stream, secret, &timeouts) {
+            Ok(()) => Ok(asked.elapsed()),
+            Err(MigrationError::Refused { reasons }) => {
+                Err(reasons.into_iter().map(MigrationObstacle::from).collect())
+            }
+            Err(error) => Err(vec![plain(&error)]),
+        },
+    )
 }
 
 /// Returns the command that starts a waiting process at the destination.

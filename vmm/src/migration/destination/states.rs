@@ -12,8 +12,7 @@
 //! has been notified if possible. After that the guest stays there only if the source itself
 //! reports so.
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,13 +22,18 @@ use super::acceptor::Acceptor;
 use crate::migration::channel::{Channel, Connection, Halt, Wait};
 use crate::migration::error::{MigrationError, Phase};
 use crate::migration::progress::Progress;
-use crate::migration::protocol::{CONNECTION_UNKNOWN, Hello, Message, Refusal, Session};
+use crate::migration::protocol::{
+    CONNECTION_UNKNOWN, Hello, Message, MigrationSecret, Refusal, Session,
+};
 use crate::migration::ram::{Budget, RamImage, receive_rounds};
 use crate::sandbox::seccomp;
 
 /// How long an accepted connection may take to send HELLO, TLS included. A source inspects its
 /// machine meanwhile.
 const HELLO_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a peer with a wrong secret keeps its place among those that are asked at once. So 128
+/// guesses per second are possible.
+const GUESS_DELAY: Duration = Duration::from_millis(250);
 /// How long a further connection may take to send JOIN.
 const JOIN_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -68,11 +72,14 @@ impl<C: Connection> Listening<C> {
         self.control.set_halt(halt);
     }
 
-    /// Waits for the first message.
+    /// Waits for the first message. It must have `secret`, if that is given.
     ///
     /// # Errors
     /// [`MigrationError`]; the source owns the guest.
-    pub fn hello(mut self) -> Result<(Self, Asked), MigrationError> {
+    pub fn hello(
+        mut self,
+        secret: Option<&MigrationSecret>,
+    ) -> Result<(Self, Asked), MigrationError> {
         let phase = Phase::Offer;
         let wait = Wait::AtMost(HELLO_PATIENCE.min(self.control.frame_patience()));
         let asked = |message: Message<'_>| match message {
@@ -80,10 +87,16 @@ impl<C: Connection> Listening<C> {
             Message::Try(hello) => Ok(Asked::Try(hello)),
             other => Err(other.name()),
         };
-        match self.control.receive_expected(phase, wait, asked) {
-            Ok(asked) => Ok((self, asked)),
-            Err(error) => Err(end(self.control, phase, error)),
+        let asked = match self.control.receive_expected(phase, wait, asked) {
+            Ok(asked) => asked,
+            Err(error) => return Err(end(self.control, phase, error)),
+        };
+        let (Asked::Take(hello) | Asked::Try(hello)) = &asked;
+        if secret.is_some_and(|secret| *secret != hello.secret) {
+            thread::sleep(GUESS_DELAY);
+            return Err(end(self.control, phase, MigrationError::WrongSecret));
         }
+        Ok((self, asked))
     }
 
     /// Sends the reasons why the machine cannot come. Returns the error for this side.
@@ -129,10 +142,13 @@ impl<C: Connection> Listening<C> {
 /// Over TCP without TLS, this number keeps other connections out.
 fn random_session() -> Result<Session, MigrationError> {
     let mut session = [0; 16];
-    File::open("/dev/urandom")
-        .and_then(|mut random| random.read_exact(&mut session))
-        .map_err(MigrationError::machine("read /dev/urandom"))?;
-    Ok(Session(session))
+    let random = rustls::crypto::ring::default_provider().secure_random;
+    match random.fill(&mut session) {
+        Ok(()) => Ok(Session(session)),
+        Err(_) => Err(MigrationError::machine("get random numbers")(
+            "the kernel returns none",
+        )),
+    }
 }
 
 /// The memory and limits for a source.

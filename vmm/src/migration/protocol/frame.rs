@@ -113,7 +113,7 @@ macro_rules! kinds {
 const PAGES_MAX: usize = 8 + (RUN_PAGES_MAX * PAGE_SIZE) as usize;
 
 kinds! {
-    Hello = 1, "HELLO", 20 + RANGES_MAX * 24 + COMPAT_MAX;
+    Hello = 1, "HELLO", 52 + RANGES_MAX * 24 + COMPAT_MAX;
     Accept = 2, "ACCEPT", 18;
     Refuse = 3, "REFUSE", 2 + REFUSALS_MAX * 4 * (2 + REFUSAL_TEXT_MAX);
     Join = 4, "JOIN", 18;
@@ -128,7 +128,7 @@ kinds! {
     Cancel = 13, "CANCEL", 0;
     Failed = 14, "FAILED", FAILED_MAX;
     Alive = 15, "ALIVE", 0;
-    Try = 16, "TRY", 20 + RANGES_MAX * 24 + COMPAT_MAX;
+    Try = 16, "TRY", 52 + RANGES_MAX * 24 + COMPAT_MAX;
 }
 
 /// A frame's header, checked as far as it can be without the payload.

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::bytes::{Bytes, cut};
 use super::frame::{FRAME_HEADER_LEN, FrameError, Kind, seal};
 use super::{
-    COMPAT_MAX, CONNECTIONS_MAX, FAILED_MAX, Hello, MAGIC, RANGES_MAX, REFUSAL_TEXT_MAX,
-    REFUSALS_MAX, RUN_PAGES_MAX, RamRange, Refusal, Session, VERSION,
+    COMPAT_MAX, CONNECTIONS_MAX, FAILED_MAX, Hello, MAGIC, MigrationSecret, RANGES_MAX,
+    REFUSAL_TEXT_MAX, REFUSALS_MAX, RUN_PAGES_MAX, RamRange, Refusal, Session, VERSION,
 };
 use crate::migration::dirty::{PAGE_SIZE, PageRun};
 
@@ -173,6 +173,7 @@ fn encode_hello(hello: &Hello, frame: &mut Vec<u8>) -> Result<(), FrameError> {
     }
     frame.extend(MAGIC);
     frame.extend(VERSION.to_le_bytes());
+    frame.extend(hello.secret.0);
     frame.extend(u32::try_from(PAGE_SIZE).unwrap_or(u32::MAX).to_le_bytes());
     frame.extend(hello.connections.to_le_bytes());
     frame.extend(ranges.to_le_bytes());
@@ -272,6 +273,7 @@ fn decode_hello(bytes: &mut Bytes<'_>) -> Result<Hello, FrameError> {
             ours: VERSION,
         });
     }
+    let secret = MigrationSecret(bytes.array()?);
     if u64::from(bytes.u32()?) != PAGE_SIZE {
         return Err(bytes.bad("has another page size"));
     }
@@ -298,6 +300,7 @@ fn decode_hello(bytes: &mut Bytes<'_>) -> Result<Hello, FrameError> {
         return Err(bytes.bad("has a compatibility document that is not an object"));
     }
     Ok(Hello {
+        secret,
         connections,
         ram,
         compat,

@@ -8,6 +8,7 @@ use crate::migration::dirty::PageRun;
 
 fn hello() -> Hello {
     Hello {
+        secret: MigrationSecret([9; 32]),
         connections: 4,
         ram: vec![
             RamRange {
@@ -192,10 +193,10 @@ fn invalid_messages_are_refused() {
     other[0] ^= 1;
     assert!(refused(1, &other).contains("does not use"));
     other[0] ^= 1;
-    other[8] = 2;
-    assert!(refused(1, &other).contains("version 2"));
     other[8] = 1;
-    other[12] = 1;
+    assert!(refused(1, &other).contains("version 1"));
+    other[8] = 2;
+    other[44] = 1;
     assert!(refused(1, &other).contains("page size"));
     let with = |hello: Hello| {
         let mut frame = Vec::new();
@@ -220,7 +221,7 @@ fn invalid_messages_are_refused() {
         compat: json!({}),
         ..hello()
     }));
-    payload.truncate(20);
+    payload.truncate(52);
     payload.extend(deep.as_bytes());
     assert!(refused(1, &payload).contains("not JSON"));
     assert!(

@@ -3,20 +3,31 @@
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::{
-    Guest, MigrationError, Monitor, Outcome, PAGE_SIZE, SIZE, accept_from, receive,
-    receive_options, send, send_options,
+    Guest, MigrationError, Monitor, Outcome, PAGE_SIZE, SIZE, accept_from, greet, receive,
+    receive_from, receive_options, send, send_options,
 };
 use crate::migration::dirty::PageRun;
 use crate::migration::protocol::{
-    FRAME_HEADER_LEN, Header, Hello, Message, Session, decode_message, encode_message,
+    FRAME_HEADER_LEN, Header, Hello, Kind, Message, MigrationSecret, Session, decode_message,
+    encode_message, seal,
 };
+
+/// The description of a machine that the destination accepts from a source with its secret.
+fn hello(secret: MigrationSecret) -> Hello {
+    Hello {
+        secret,
+        connections: 1,
+        ram: Guest::new().image().ranges(),
+        compat: json!({"cpu": "none"}),
+    }
+}
 
 /// An end that sends any frames.
 pub(super) struct Peer {
@@ -69,11 +80,7 @@ impl Peer {
     }
 
     fn hello(&mut self) {
-        self.say(&Message::Hello(Hello {
-            connections: 1,
-            ram: Guest::new().image().ranges(),
-            compat: json!({"cpu": "none"}),
-        }));
+        self.say(&Message::Hello(hello(MigrationSecret::default())));
         assert_eq!(self.next_message(), Some("ACCEPT"));
     }
 
@@ -153,11 +160,7 @@ fn one_of_each() -> Vec<Message<'static>> {
         Message::Ready,
         Message::Go(Session([0; 16])),
         Message::Done,
-        Message::Try(Hello {
-            connections: 1,
-            ram: Guest::new().image().ranges(),
-            compat: json!({"cpu": "none"}),
-        }),
+        Message::Try(hello(MigrationSecret::default())),
     ]
 }
 
@@ -170,6 +173,96 @@ fn a_source_by_hand_arrives() {
     });
     assert!(matches!(outcome, Outcome::Destination), "{outcome:?}");
     assert_eq!(guest.state, b"state");
+}
+
+const SECRET: MigrationSecret = MigrationSecret([0x5e; 32]);
+
+/// The secret but for one bit.
+fn almost(byte: usize) -> MigrationSecret {
+    let mut secret = SECRET;
+    secret.0[byte] ^= 1;
+    secret
+}
+
+/// A destination with a secret. `visit` opens connections to it; then its source comes, which must
+/// be served.
+fn served_behind(visit: impl FnOnce(&Sender<UnixStream>)) {
+    let (connected, waiting) = channel();
+    let (mut source, mut guest) = (Guest::running(), Guest::new());
+    let mut options = receive_options();
+    options.secret = Some(SECRET);
+    let (left, arrived) = thread::scope(|scope| {
+        let arrives = scope.spawn(|| {
+            let (waiting, monitor) = (waiting, Monitor::default());
+            let mut accept = || accept_from(&waiting);
+            let pending = greet(&mut accept, &options, &monitor).unwrap();
+            receive_from(&mut guest, pending, &mut accept, &options, &monitor)
+        });
+        visit(&connected);
+        let mut connect = || Ok(visitor(&connected));
+        let ram = source.image();
+        let mut options = send_options(3);
+        options.secret = SECRET;
+        let first = visitor(&connected);
+        let monitor = Monitor::default();
+        let left = send(&mut source, &ram, first, &mut connect, &options, &monitor);
+        (left, arrives.join().unwrap())
+    });
+    assert!(matches!(left, Outcome::Destination), "{left:?} {arrived:?}");
+    assert!(guest.runs() && !source.runs());
+}
+
+/// A new connection to a destination.
+fn visitor(connected: &Sender<UnixStream>) -> UnixStream {
+    let (mine, theirs) = UnixStream::pair().unwrap();
+    connected.send(theirs).unwrap();
+    mine
+}
+
+#[test]
+fn peers_without_the_secret_are_dismissed_and_the_source_is_served() {
+    served_behind(|connected| {
+        // More than the destination asks at once.
+        let secrets = (0..32)
+            .map(almost)
+            .chain([MigrationSecret::default(), MigrationSecret([0xff; 32])]);
+        let peers = secrets.enumerate().map(|(number, secret)| {
+            let mut peer = Peer::new(visitor(connected));
+            let hello = hello(secret);
+            peer.say(&match number % 2 {
+                0 => Message::Hello(hello),
+                _ => Message::Try(hello),
+            });
+            peer
+        });
+        for mut peer in peers.collect::<Vec<_>>() {
+            assert_eq!(peer.next_message(), Some("FAILED"));
+            assert_eq!(peer.next_message(), None);
+        }
+    });
+}
+
+#[test]
+fn a_hello_that_is_cut_or_too_long_is_dismissed() {
+    served_behind(|connected| {
+        let mut frame = Vec::new();
+        encode_message(&Message::Hello(hello(SECRET)), 0, 0, &mut frame).unwrap();
+        let payload = &frame[FRAME_HEADER_LEN..];
+        // Within magic, version, secret and page size, and before the ranges.
+        let cut = [0, 7, 11, 12, 43, 47, 51].map(|len| {
+            let payload = &payload[..len];
+            let header = seal(Kind::Hello, 0, 0, &[payload]).unwrap();
+            [&header[..], payload].concat()
+        });
+        let mut long = frame.clone();
+        long[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        for bytes in cut.into_iter().chain([long]) {
+            let mut peer = Peer::new(visitor(connected));
+            peer.stream.write_all(&bytes).unwrap();
+            assert_eq!(peer.next_message(), Some("FAILED"));
+            assert_eq!(peer.next_message(), None);
+        }
+    });
 }
 
 #[test]

@@ -8,9 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::migration::endpoint::{Endpoint, Listener, Stream, connect};
+use crate::migration::connector::{self, Connector};
+use crate::migration::endpoint::{Endpoint, Listener, Route, Stream, connect};
+use crate::migration::protocol::MigrationSecret;
 use crate::migration::tls::Tls;
-use crate::migration::tls::tests::{both_hosts, listen};
+use crate::migration::tls::tests::{both_hosts, listen, paired_hosts};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -104,6 +106,40 @@ fn tls_carries_the_guest_while_it_writes() {
         end.store(true, Ordering::Relaxed);
         writer.join().unwrap();
     }
+}
+
+#[test]
+fn a_source_without_a_network_gets_its_connections_from_its_daemon() {
+    let (near, far) = paired_hosts();
+    let (listener, endpoint) = listen(Some(far));
+    let connector = connector::serve(endpoint.clone()).unwrap();
+    let route = Route {
+        endpoint,
+        tls: Some(near),
+        connector: Some(Connector::new(connector).unwrap()),
+    };
+    let (mut source, mut destination) = (full_guest(), Guest::new());
+    let (left, arrived) = thread::scope(|scope| {
+        let arrives = scope.spawn(|| {
+            let (options, monitor) = (receive_options(), Monitor::default());
+            let (first, mut accept) = (first(&listener), || listener.accept());
+            receive(&mut destination, first, &mut accept, &options, &monitor)
+        });
+        let connect = || route.connect(PATIENCE).map_err(io::Error::other);
+        let (ram, first) = (source.image(), connect().unwrap());
+        let (options, monitor) = (send_options(4), Monitor::default());
+        let left = send(
+            &mut source,
+            &ram,
+            first,
+            &mut || connect(),
+            &options,
+            &monitor,
+        );
+        (left, arrives.join().unwrap())
+    });
+    assert!(matches!(left, Outcome::Destination), "{left:?} {arrived:?}");
+    check_one_owner(&source, &destination, &left, &arrived);
 }
 
 #[test]
@@ -285,6 +321,54 @@ fn a_source_is_served_behind_silent_connections() {
     // One after the other they would take 5 s each.
     assert!(started.elapsed() < Duration::from_secs(50));
     drop(silent);
+}
+
+/// Another node of the authority, or a VM that took it over, comes before the source.
+#[test]
+fn a_node_that_is_not_the_source_gets_no_guest_in() {
+    let secret = MigrationSecret([3; 32]);
+    let (node, _) = both_hosts();
+    let (near, far) = both_hosts();
+    let (paired_near, paired_far) = paired_hosts();
+    for (stranger, near, far, said) in [
+        // With a certificate that the destination accepts.
+        (near.clone(), near, far, "has not sent the secret"),
+        (node, paired_near, paired_far, "does not accept"),
+    ] {
+        let (listener, endpoint) = listen(Some(far));
+        let mut destination = Guest::new();
+        thread::scope(|scope| {
+            let arrives = scope.spawn(|| {
+                let (mut options, monitor) = (receive_options(), Monitor::default());
+                options.secret = Some(secret);
+                let mut accept = || listener.accept();
+                let pending = greet(&mut accept, &options, &monitor).unwrap();
+                receive_from(&mut destination, pending, &mut accept, &options, &monitor)
+            });
+            let send_as = |tls: &Tls, secret| {
+                let mut guest = Guest::running();
+                let connect = || connect(&endpoint, PATIENCE, Some(tls)).map_err(io::Error::other);
+                let (ram, first) = (guest.image(), connect().unwrap());
+                let (mut options, monitor) = (send_options(2), Monitor::default());
+                options.secret = secret;
+                send(
+                    &mut guest,
+                    &ram,
+                    first,
+                    &mut || connect(),
+                    &options,
+                    &monitor,
+                )
+            };
+            let refused = send_as(&stranger, MigrationSecret::default());
+            let text = chain(&refused);
+            assert!(text.contains(said), "{text}");
+            let left = send_as(&near, secret);
+            let arrived = arrives.join().unwrap();
+            assert!(matches!(left, Outcome::Destination), "{left:?} {arrived:?}");
+        });
+        assert!(destination.runs());
+    }
 }
 
 #[test]

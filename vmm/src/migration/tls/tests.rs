@@ -75,6 +75,32 @@ pub(in crate::migration) fn both_hosts() -> (Tls, Tls) {
     )
 }
 
+/// The certificate and the key of one side, as a daemon makes them for one migration.
+fn self_signed(host: &str) -> (String, String) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(vec![host.to_owned()]).unwrap();
+    let certificate = certificate.self_signed(&key).unwrap();
+    (certificate.pem(), key.serialize_pem())
+}
+
+/// The terms of the side with this certificate and key, whose peer has that certificate.
+fn terms((certificate, key): &(String, String), peer: &str) -> PairedTls {
+    PairedTls {
+        certificate: certificate.clone(),
+        key: key.clone(),
+        peer: peer.to_owned(),
+    }
+}
+
+/// Source and destination of one pairing; the destination is at 127.0.0.1.
+pub(in crate::migration) fn paired_hosts() -> (Tls, Tls) {
+    let (source, destination) = (self_signed("node1"), self_signed(HOST));
+    (
+        Tls::paired(&terms(&source, &destination.0)).unwrap(),
+        Tls::paired(&terms(&destination, &source.0)).unwrap(),
+    )
+}
+
 /// Listens at a port that the kernel chooses.
 pub(in crate::migration) fn listen(tls: Option<Tls>) -> (Listener, Endpoint) {
     let anywhere = Endpoint::Tcp {
@@ -220,6 +246,61 @@ fn hosts_of_another_authority_are_refused_by_either_side() {
     let stranger = load(&false_mine.signs(HOST, Validity::Now), &mine);
     destination_refuses(&stranger, &good, "BadSignature");
     source_refuses(&good, &stranger, "BadSignature");
+}
+
+#[test]
+fn the_hosts_of_a_pairing_accept_only_each_other() {
+    let (source, destination) = paired_hosts();
+    let (here, there) = exchange(&source, &destination);
+    here.unwrap();
+    there.unwrap();
+
+    // Either side of another pairing has the same names and another key.
+    let (other_source, other_destination) = paired_hosts();
+    source_refuses(&source, &other_destination, "BadSignature");
+    source_refuses(&other_source, &destination, "BadSignature");
+    // Nodes of an authority, which this destination does not have.
+    let (node1, node2) = both_hosts();
+    source_refuses(&source, &node2, "UnknownIssuer");
+    source_refuses(&node1, &destination, "UnknownIssuer");
+
+    // A source that knows the destination's certificate, and is not its peer.
+    let (peer, far) = (self_signed("node1"), self_signed(HOST));
+    let destination = Tls::paired(&terms(&far, &peer.0)).unwrap();
+    let stranger = Tls::paired(&terms(&self_signed("node1"), &far.0)).unwrap();
+    destination_refuses(&stranger, &destination, "BadSignature");
+    let node = Identity::authority("mine").signs("node1", Validity::Now);
+    let node = (node.certificate_pem(), node.key_pem());
+    let stranger = Tls::paired(&terms(&node, &far.0)).unwrap();
+    destination_refuses(&stranger, &destination, "UnknownIssuer");
+    // The certificate without its key is nothing.
+    let (_, other_key) = self_signed("node1");
+    let error = Tls::paired(&terms(&(peer.0, other_key), &far.0)).unwrap_err();
+    assert!(error.to_string().contains("does not match"), "{error}");
+}
+
+#[test]
+fn terms_that_are_malformed_are_named() {
+    let (own, peer) = (self_signed("node1"), self_signed(HOST));
+    let good = terms(&own, &peer.0);
+    let damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    for (certificate, key, peer, said) in [
+        ("", &*good.key, &*good.peer, "certificate"),
+        (&good.key, &good.key, &good.peer, "certificate"),
+        (&good.certificate, "", &good.peer, "key"),
+        (&good.certificate, &good.certificate, &good.peer, "key"),
+        (&good.certificate, &good.key, "rubbish", "certificate"),
+        (&good.certificate, &good.key, damaged, "other side's"),
+        (damaged, &good.key, &good.peer, "does not match"),
+    ] {
+        let error = Tls::paired(&PairedTls {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            peer: peer.to_owned(),
+        });
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains(said) && !text.contains("BEGIN"), "{text}");
+    }
 }
 
 #[test]

@@ -277,6 +277,7 @@ impl<'a> Daemon<'a> {
                     let request = SendRequest {
                         destination: "unix:/b".to_owned(),
                         body: Bytes::new(),
+                        endpoint: None,
                         request_id: String::new(),
                         peer: None,
                     };

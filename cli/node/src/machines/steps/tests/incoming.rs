@@ -153,6 +153,7 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
         let request = SendRequest {
             destination: peer.to_string(),
             body: Bytes::new(),
+            endpoint: None,
             request_id: String::new(),
             peer: Some(peer.clone()),
         };

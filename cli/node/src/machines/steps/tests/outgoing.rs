@@ -216,6 +216,7 @@ fn a_vm_that_ends_indeterminate_does_not_start_and_keeps_its_nics() {
             let request = SendRequest {
                 destination: "unix:/b".to_owned(),
                 body: Bytes::new(),
+                endpoint: None,
                 request_id: String::new(),
                 peer: None,
             };
