@@ -17,6 +17,8 @@
 //!      ^    <---------------------    |
 //!      |     reset (cancel, wait)     | save (wait, report)
 //!      +---------------------------<--+
+//!      |                              |
+//!      +--- the storage answers --- resetting   (a reset whose requests cannot be cancelled)
 //! ```
 //! Without FLUSH negotiated, every write is durable before it is reported (5.2.6.2, write-through).
 //! With it, FLUSH makes the completed writes durable.
@@ -27,6 +29,7 @@ pub mod lock;
 mod request;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use vdpa::memory::GuestMemory;
@@ -65,6 +68,10 @@ const SIZE_MAX: u32 = 1 << 20;
 const REQUESTS_PER_TURN: usize = 256;
 /// Length of `struct virtio_blk_config` up to and including `num_queues`.
 const CONFIG_LEN: usize = 36;
+/// How long a reset waits for cancelled requests, while a vCPU waits for it.
+const RESET_TIME: Duration = Duration::from_millis(20);
+/// How long a save waits for requests in flight, while the vCPUs are parked.
+const SAVE_TIME: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 const KICK: u16 = 0;
 const COMPLETION: u16 = 1;
 pub(super) const STATE_NAME: &str = "virtio-blk";
@@ -349,7 +356,7 @@ impl Backend for Block {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
-        if self.active.is_some() {
+        if self.active.is_some() || self.is_resetting() {
             return Err(active());
         }
         let memory = Arc::clone(&self.memory);
@@ -363,9 +370,22 @@ impl Backend for Block {
 
     fn reset(&mut self) {
         // Completed operations are not reported: the ring belongs to the driver again.
-        self.engine.drain(true);
-        self.engine.acknowledge();
         self.active = None;
+        self.engine.cancel();
+        self.await_reset(RESET_TIME);
+    }
+
+    fn is_resetting(&self) -> bool {
+        self.active.is_none() && self.engine.in_flight() > 0
+    }
+
+    fn await_reset(&mut self, limit: Duration) -> bool {
+        if self.active.is_none() {
+            // First: a later signal must stay.
+            self.engine.acknowledge();
+            self.engine.drain(limit);
+        }
+        !self.is_resetting()
     }
 
     fn process(&mut self, token: u16) -> Outcome {
@@ -377,6 +397,11 @@ impl Backend for Block {
             }
             COMPLETION => self.engine.acknowledge(),
             _ => return Outcome::default(),
+        }
+        if self.is_resetting() {
+            self.engine.reap();
+            self.engine.submit();
+            return Outcome::default();
         }
         let needs_reset = match self.turn() {
             Ok(()) => false,
@@ -395,14 +420,22 @@ impl Backend for Block {
     fn save(&mut self) -> Result<SavedState, Error> {
         // All begun requests are finished and reported, so that no restore has to begin a request
         // twice.
-        let finished = self.engine.drain(false);
-        let mut active = self.active.take();
-        if let Some(queue) = active.as_mut().and_then(SingleQueue::queue) {
+        let finished = self.engine.drain(SAVE_TIME);
+        if let Some(queue) = self.active.as_mut().and_then(SingleQueue::queue) {
             for done in finished {
                 report(queue, &self.memory, done)?;
             }
             queue.signal_used()?;
         }
+        let in_flight = self.engine.in_flight();
+        if in_flight > 0 {
+            return Err(Error::other(format!(
+                "the disk's storage has not answered {in_flight} requests for {} s: check the \
+                 storage, and try again when it answers",
+                SAVE_TIME.as_secs()
+            )));
+        }
+        let active = self.active.take();
         let saved = Saved {
             sectors: self.engine.disk().sectors(),
             read_only: self.engine.disk().read_only(),
@@ -416,7 +449,7 @@ impl Backend for Block {
     }
 
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
-        if self.active.is_some() {
+        if self.active.is_some() || self.is_resetting() {
             return Err(active());
         }
         let saved: Saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
