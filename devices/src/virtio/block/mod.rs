@@ -6,6 +6,7 @@
 //! | [`lock`] | its lock, and other holders |
 //! | `request` | the layout of requests and the checks on them |
 //! | `engine` | io_uring and the operations in flight |
+//! | [`limit`] | limits of bytes and requests per second |
 //! | here | the device: configuration, queue, reports to the driver |
 //!
 //! No dedicated thread does I/O. Requests are submitted when the guest kicks, and completions
@@ -25,11 +26,12 @@
 
 pub mod disk;
 pub mod engine;
+pub mod limit;
 pub mod lock;
 mod request;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use vdpa::memory::GuestMemory;
@@ -54,6 +56,7 @@ use super::userspace_queue::{Kick, UserspaceQueue};
 use crate::Error;
 use disk::{Disk, SECTOR};
 use engine::{Done, Engine, Ticket};
+use limit::{Limiter, RateLimits};
 use request::{Limits, Operation, Request, Status};
 
 /// Length of the identification string that GET_ID returns.
@@ -74,6 +77,7 @@ const RESET_TIME: Duration = Duration::from_millis(20);
 const SAVE_TIME: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 const KICK: u16 = 0;
 const COMPLETION: u16 = 1;
+const LIMIT: u16 = 2;
 pub(super) const STATE_NAME: &str = "virtio-blk";
 pub(super) const STATE_VERSION: u32 = 1;
 
@@ -91,6 +95,7 @@ struct Saved {
 pub struct Block {
     memory: SharedMemory,
     engine: Engine,
+    limiter: Option<Limiter>,
     id: [u8; ID_LEN],
     config: [u8; CONFIG_LEN],
     offer: Offer,
@@ -124,10 +129,20 @@ impl Block {
             },
             engine: Engine::new(disk, Arc::clone(&memory))?,
             memory,
+            limiter: None,
             id: padded,
             kick: None,
             active: None,
         })
+    }
+
+    /// Limits the guest's requests. Call it before [`Backend::events`].
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub fn limit(&mut self, limits: RateLimits) -> Result<(), Error> {
+        self.limiter = Some(Limiter::new(limits)?);
+        Ok(())
     }
 
     fn started(&mut self, active: SingleQueue) {
@@ -159,9 +174,17 @@ impl Block {
                     queue.kick().again();
                     break;
                 }
+                if let Some(limiter) = &mut self.limiter
+                    && !limiter.admits(Instant::now())
+                {
+                    break;
+                }
                 match next_request(queue, &self.memory, &limits) {
                     Ok(Some(request)) => {
                         taken += 1;
+                        if let Some(limiter) = &mut self.limiter {
+                            limiter.charge(request.operation.bytes(), Instant::now());
+                        }
                         result = begin(&mut self.engine, queue, &self.memory, &self.id, request);
                     }
                     Ok(None) => break,
@@ -348,7 +371,11 @@ impl Backend for Block {
             fd: self.engine.completion_fd(),
             token: COMPLETION,
         };
-        kick.chain([completion]).collect()
+        let limit = self.limiter.iter().map(|limiter| Event {
+            fd: limiter.timer_fd(),
+            token: LIMIT,
+        });
+        kick.chain([completion]).chain(limit).collect()
     }
 
     fn negotiate(&mut self, features: u64) -> Result<(), Error> {
@@ -396,6 +423,11 @@ impl Backend for Block {
                 }
             }
             COMPLETION => self.engine.acknowledge(),
+            LIMIT => {
+                if let Some(limiter) = &mut self.limiter {
+                    limiter.acknowledge();
+                }
+            }
             _ => return Outcome::default(),
         }
         if self.is_resetting() {

@@ -1,5 +1,6 @@
 use std::fs::File;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -419,6 +420,56 @@ fn a_hung_disk_is_closed_when_its_storage_answers() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(Arc::strong_count(&driver.memory), users - 1);
+}
+
+#[test]
+fn a_limited_disk_begins_requests_when_its_timer_expires() {
+    let file = TempFile::new(&pattern());
+    let mut driver = Driver::new(&memory(), SIZE);
+    let disk = Disk::open(file.path(), false).unwrap();
+    let mut block = Block::new(disk, "disk0", Arc::clone(&driver.memory)).unwrap();
+    let limits = RateLimits {
+        requests: NonZeroU64::new(10),
+        burst: Duration::from_millis(1),
+        ..RateLimits::default()
+    };
+    block.limit(limits).unwrap();
+    let events = block.events(&[Arc::clone(&driver.kick)]);
+    assert_eq!(events[2].token, LIMIT);
+    let features = block.features();
+    block.activate(driver.activation(features)).unwrap();
+    driver.write(HEADER, VIRTIO_BLK_T_GET_ID);
+    let buffers = [
+        readable(HEADER, 16),
+        writable(DATA, 20),
+        writable(STATUS, 1),
+    ];
+    for _ in 0..4 {
+        driver.add(&buffers);
+    }
+    let begin = Instant::now();
+    block.process(KICK);
+    let mut used = 0;
+    while used < 4 {
+        // Not all at once, whatever wakes it.
+        block.process(KICK);
+        while driver.take_used().is_some() {
+            used += 1;
+        }
+        assert!(used <= 1 + begin.elapsed().as_millis() / 99, "{used}");
+        let mut event = libc::pollfd {
+            fd: events[2].fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: `event` is one valid pollfd for the call.
+        if used < 4 && unsafe { libc::poll(&raw mut event, 1, 10_000) } == 1 {
+            block.process(LIMIT);
+        }
+    }
+    assert!(begin.elapsed() >= Duration::from_millis(290));
+    block.reset();
+    assert_eq!(block.process(LIMIT), Outcome::default());
 }
 
 #[test]
