@@ -72,6 +72,7 @@ fn known(spare: &SimDevice) -> Known {
         .with("ReceiveConfig.max_memory", "1G")
         .with("ReceiveConfig.cpu_affinity", json!([[0]]))
         .with("DiskConfig.path", "/nonexistent")
+        .with("DiskConfig.bps", "1M")
         .with("id", "any")
         .with("id", "none")
         .with("since", 0)

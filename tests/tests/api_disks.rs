@@ -16,8 +16,10 @@ use lab::vmm_process::cost;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Read as _;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const SECTOR: u64 = 512;
@@ -56,6 +58,62 @@ impl Image {
 impl Drop for Image {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A file system on a loop device, whose writes hang while it is frozen.
+struct Storage(PathBuf);
+
+impl Storage {
+    fn mount() -> Self {
+        let name = format!("lab-disks-{}-storage", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let image = directory.with_extension("ext4");
+        File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        std::fs::create_dir(&directory).unwrap();
+        let (from, to) = (image.to_str().unwrap(), directory.to_str().unwrap());
+        for words in [
+            ["modprobe", "-a", "loop", "ext4"].as_slice(),
+            &["mkfs.ext4", "-q", "-F", from],
+            &["mount", "-t", "ext4", "-o", "loop", from, to],
+        ] {
+            let done = Command::new(words[0]).args(&words[1..]).status().unwrap();
+            assert!(done.success(), "{words:?}");
+        }
+        Self(directory)
+    }
+
+    fn freeze(&self) -> Frozen {
+        let frozen = Frozen(File::open(&self.0).unwrap());
+        // `_IOWR('X', 119, int)`, FIFREEZE.
+        assert_eq!(frozen.request(0xc004_5877), 0);
+        frozen
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+        let _ = std::fs::remove_dir(&self.0);
+        let _ = std::fs::remove_file(self.0.with_extension("ext4"));
+    }
+}
+
+/// Dropping it lets the file system answer again.
+struct Frozen(File);
+
+impl Frozen {
+    fn request(&self, number: libc::Ioctl) -> i32 {
+        // SAFETY: there is no safe interface to this ioctl. The file is open, and the kernel
+        // ignores the argument.
+        unsafe { libc::ioctl(self.0.as_raw_fd(), number, 0) }
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // `_IOWR('X', 120, int)`, FITHAW.
+        self.request(0xc004_5878);
     }
 }
 
@@ -242,6 +300,41 @@ fn a_guest_that_does_not_listen_loses_its_disk_at_the_reset() {
     // The image, io_uring, its eventfd and the queue's eventfds are closed.
     assert!(scene.descriptors() < before);
     scene.power_off();
+}
+
+/// Storage that does not answer: its VM serves requests and stops. The kernel keeps the process
+/// until the storage answers.
+#[test]
+fn a_hung_disk_delays_neither_requests_nor_the_stop() {
+    require_lab().unwrap();
+    let storage = Storage::mount();
+    let image = Image(storage.0.join("image"));
+    File::create(&image.0)
+        .unwrap()
+        .set_len(SECTORS * SECTOR)
+        .unwrap();
+    let mut scene = Scene::start("hung", "", &[&image]);
+    scene.check("disk-check vda 5 64");
+    let frozen = storage.freeze();
+    let line = format!("disk-check vda 6 {SECTORS}");
+    scene.guest.send(&line).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let begin = Instant::now();
+    // The reset has to wait: the former guest's reads could reach the memory of the next one.
+    let reset = scene.client.ask("POST", "/v1/vm/reset", None).unwrap();
+    assert_eq!(reset.status, 204, "{}", reset.body);
+    std::thread::sleep(Duration::from_secs(1));
+    let vm = scene.client.get("/v1/vm").unwrap();
+    assert_eq!((&vm["state"], &vm["boots"]), (&json!("Running"), &json!(1)));
+    let stopped = json!({ "state": "Stopped" });
+    scene
+        .client
+        .done("PATCH", "/v1/vm", Some(&stopped))
+        .unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(20));
+    drop(frozen);
+    assert!(scene.guest.wait_exit(NOTICE).unwrap().success());
+    is_free(&image);
 }
 
 #[test]

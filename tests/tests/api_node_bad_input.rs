@@ -89,6 +89,7 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
             json!({ "spec": { "kernel": "/nonexistent" } }),
         )
         .with("DiskConfig.path", "/nonexistent")
+        .with("DiskConfig.bps", "1M")
         .with("mgmtdev", "vdpasim_net")
         .with("VdpaDeviceSpec.mgmtdev", "vdpasim_net")
         .with("VdpaDeviceSpec.mac", OTHER_MAC)

@@ -62,6 +62,21 @@ fn a_vdpa_block_device_keeps_its_writes() {
 }
 
 #[test]
+fn a_limited_disk_keeps_to_its_limit() {
+    require_lab().unwrap();
+    let image = Image::new("limited", 16384);
+    let disk = format!("path={},bps=1M", image.path().display());
+    let arguments = BellhopArguments::small().unwrap();
+    let mut guest = Guest::start(&arguments.argument("--disk", &disk)).unwrap();
+    // 2 MiB are written and read back. One of these four is saved up.
+    let checked = guest.command("disk-check vda 11 4096").unwrap();
+    assert_eq!(checked["wrong"], 0, "{checked}");
+    let elapsed = checked["elapsed_us"].as_u64();
+    assert!(elapsed > Some(2_500_000), "{checked}");
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+#[test]
 fn a_raw_file_has_the_guests_writes_and_readonly_is_kept() {
     const SECTORS: u64 = 16384;
     require_lab().unwrap();

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vmm::ErrorKind;
-use vmm::config::{CpuBaseline, DiskConfig, RingWatch, VmConfig};
+use vmm::config::{CpuBaseline, RingWatch, VmConfig};
 use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
 use vmm::machine::{Exit, Machine, Origin, Snapshot, StopHandle};
 use vmm::vcpu::VcpuFailure;
@@ -212,12 +212,8 @@ fn reboots_in_place_and_leaks_nothing() {
         let kernel = Temporary::new(name, &kernel(&reboots(reset)));
         let disk = Temporary::new(&format!("{name}.img"), &[0; 4096]);
         let mut config = config(&kernel, 2);
-        config.disks.push(DiskConfig {
-            path: disk.0.clone(),
-            id: None,
-            readonly: false,
-            stall_kick: false,
-        });
+        let image = format!("path={}", disk.0.display());
+        config.disks.push(image.parse().unwrap());
         let (console, output) = silent();
         let stop = StopHandle::new().unwrap();
         let mut machine = machine(&config, console, &stop);
@@ -361,12 +357,8 @@ fn bad_files_are_errors_with_nothing_left() {
     assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
 
     let mut bad_disk = config(&not_a_kernel, 1);
-    bad_disk.disks.push(DiskConfig {
-        path: PathBuf::from("/nonexistent/disk.img"),
-        id: None,
-        readonly: true,
-        stall_kick: false,
-    });
+    let image = "/nonexistent/disk.img,readonly=on";
+    bad_disk.disks.push(image.parse().unwrap());
     let (console, _output) = silent();
     let error = Machine::new(&bad_disk, console, &stop).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");

@@ -294,7 +294,10 @@ class DeviceInfo(TypedDict):
 class DiskConfig(TypedDict):
     """A raw image that the guest sees as a virtio-blk disk."""
 
+    bps: NotRequired[str | None]
+    burst: NotRequired[int | None]
     id: NotRequired[str | None]
+    iops: NotRequired[int | None]
     path: str
     readonly: NotRequired[bool]
     stall_kick: NotRequired[bool]
@@ -304,7 +307,10 @@ class DiskSummary(TypedDict):
     """A disk in a list."""
 
     address: str | None
+    bps: NotRequired[str | None]
+    burst: NotRequired[int | None]
     id: str
+    iops: NotRequired[int | None]
     path: str
     readonly: bool
     stall_kick: bool

@@ -13,10 +13,13 @@
 //!      +---------------------+--------------------+
 //!                  reset (status 0, at any moment)
 //! ```
+//! A reset may outlast the call, because storage does not answer. Then `is_resetting` holds until
+//! an event ends it.
 
 use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use vdpa::memory::GuestMemory;
@@ -193,8 +196,20 @@ pub trait Backend: Send + fmt::Debug {
     fn change(&mut self, change: QueueChange) -> Result<(), Error>;
 
     /// Stops everything and clears the guest's settings. Once it returns, nothing accesses guest
-    /// memory.
+    /// memory, unless [`Backend::is_resetting`].
     fn reset(&mut self);
+
+    /// Whether the reset has not ended: the host still works on requests that it could not cancel,
+    /// and may access guest memory. [`Backend::process`] of an event ends it. Until then there are
+    /// only calls of that, of `reset` and of [`Backend::await_reset`].
+    fn is_resetting(&self) -> bool {
+        false
+    }
+
+    /// Waits for the end of the reset, at most for `limit`. Returns whether it has ended.
+    fn await_reset(&mut self, _limit: Duration) -> bool {
+        true
+    }
 
     /// Handles one of the descriptors of [`Backend::events`], which became readable.
     fn process(&mut self, token: u16) -> Outcome;

@@ -15,6 +15,7 @@ mod size;
 mod vdpa;
 
 use std::fmt;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -314,6 +315,18 @@ pub struct DiskConfig {
     /// As a vDPA device's `stall_kick`.
     #[serde(default, alias = "rescue")]
     pub stall_kick: bool,
+    /// The most bytes that the guest may read and write in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::bps)]
+    pub bps: Option<MemorySize>,
+    /// The most requests that the guest may make in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>, minimum = 1)]
+    pub iops: Option<NonZeroU32>,
+    /// For how many seconds `bps` and `iops` that were not used are saved up; 1 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u16>, minimum = 1)]
+    pub burst: Option<NonZeroU16>,
 }
 
 impl DiskConfig {

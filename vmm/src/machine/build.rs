@@ -286,7 +286,7 @@ impl Machine {
             ram,
             layout,
             config: without_descriptors(config),
-            _stop: stop.clone(),
+            stop: stop.clone(),
             statistics,
             used: false,
             powered: false,

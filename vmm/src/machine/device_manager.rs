@@ -23,6 +23,7 @@ use bellhop_api::machine::{AlarmInfo, InFlight};
 use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, Slot};
 use devices::virtio::backend::Event;
+use devices::virtio::block::engine::hung_disks;
 use devices::virtio::pci::{GuestView, VirtioPciDevice};
 use vdpa::memory::GuestMemory;
 
@@ -375,6 +376,20 @@ impl DeviceManager {
         for entry in self.entries.values() {
             entry.device.reset();
         }
+    }
+
+    /// Waits until the reset of every device has ended, for about `limit`. Returns whether nothing
+    /// writes into guest memory any more, for a closed disk either.
+    pub(super) fn await_resets(&self, limit: Duration) -> bool {
+        let mut entries = self.entries.values();
+        if !entries.all(|entry| entry.device.await_reset(limit)) {
+            return false;
+        }
+        let closed = hung_disks() == 0;
+        if !closed {
+            thread::sleep(limit);
+        }
+        closed
     }
 
     /// Returns, by device name, the properties on which the guest relies.

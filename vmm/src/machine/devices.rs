@@ -3,11 +3,14 @@
 //! Owns their order, which is that of their PCI slots. It must not know how they are presented to
 //! the guest.
 
+use std::num::NonZeroU64;
 use std::path::Path;
+use std::time::Duration;
 
 use devices::virtio::backend::{Backend, SharedMemory};
 use devices::virtio::block::Block;
 use devices::virtio::block::disk::Disk;
+use devices::virtio::block::limit::RateLimits;
 use devices::virtio::rng::Rng;
 use devices::virtio::vdpa::{VdpaBackend, VdpaOptions, not_replaceable};
 
@@ -122,6 +125,22 @@ fn node_of(path: &Path) -> Option<u16> {
     Host::new().node_of(&std::fs::metadata(path).ok()?)
 }
 
+/// Returns the limits of a disk, if it has any.
+fn limits(config: &DiskConfig) -> Result<Option<RateLimits>, Error> {
+    if config.bps.is_none() && config.iops.is_none() {
+        return Ok(None);
+    }
+    let bytes = config.bps.map(|bps| {
+        let nothing = "bps is 0, so no request could begin: give at least 1K, or leave it out";
+        NonZeroU64::new(bps.bytes()).ok_or_else(|| Error::unusable(nothing))
+    });
+    Ok(Some(RateLimits {
+        bytes: bytes.transpose()?,
+        requests: config.iops.map(NonZeroU64::from),
+        burst: Duration::from_secs(config.burst.map_or(1, |burst| burst.get().into())),
+    }))
+}
+
 /// Opens and locks the image of the disk `id`.
 pub(super) fn open_disk(
     id: &str,
@@ -129,9 +148,16 @@ pub(super) fn open_disk(
     memory: &SharedMemory,
 ) -> Result<Device, Error> {
     let id = id.to_owned();
+    let limits = limits(config)?;
     let disk = Disk::open(&config.path, config.readonly);
     let disk = disk.map_err(|source| Error::transparent(ErrorKind::Unusable, source))?;
-    match Block::new(disk, &id, memory.clone()) {
+    let block = Block::new(disk, &id, memory.clone()).and_then(|mut block| {
+        if let Some(limits) = limits {
+            block.limit(limits)?;
+        }
+        Ok(block)
+    });
+    match block {
         Ok(block) => Ok(Device {
             config: Some(DeviceConfig::Disk(DiskConfig {
                 id: Some(id.clone()),

@@ -101,6 +101,9 @@ pub enum RequestError {
         /// The cause.
         source: devices::Error,
     },
+    /// The storage of a removed disk does not answer, so guest memory may still change.
+    #[error("the storage of a removed disk does not answer: try again when it does")]
+    HungDisk,
     /// The snapshot cannot be written. The machine continues.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
@@ -176,9 +179,6 @@ pub enum SnapshotError {
         /// The NICs of the snapshot.
         has: Vec<String>,
     },
-    /// A device was saved that the configuration does not have.
-    #[error("the snapshot has a device {0} that its configuration does not have")]
-    NoDevice(String),
     /// The snapshot names files that the caller did not allow.
     #[error(
         "the snapshot names files of this host that are not allowed: {}; if the guest may use \
@@ -186,6 +186,9 @@ pub enum SnapshotError {
         .0.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
     NotAllowed(Vec<PathBuf>),
+    /// A device was saved that the configuration does not have.
+    #[error("the snapshot has a device {0} that its configuration does not have")]
+    NoDevice(String),
     /// The configuration has a device that was not saved.
     #[error("the snapshot has no state of the device {0}")]
     DeviceNotSaved(String),

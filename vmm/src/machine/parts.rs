@@ -62,7 +62,7 @@ pub struct Machine {
     pub(super) ram: Arc<GuestRam>,
     pub(super) layout: Layout,
     pub(super) config: VmConfig,
-    pub(super) _stop: StopHandle,
+    pub(super) stop: StopHandle,
     pub(super) statistics: StatisticsHandle,
     /// Whether the vCPUs ran before, so that their state is no longer that of power-on.
     pub(super) used: bool,

@@ -1,5 +1,7 @@
 //! Runs a machine: power on, serve, end.
 
+use std::time::Duration;
+
 use devices::legacy::power::PowerRequest;
 use devices::legacy::serial::Serial;
 
@@ -12,6 +14,9 @@ use crate::acpi;
 use crate::boot::{self, BootRegisters, BootSource};
 use crate::console::{Pumped, Receiver};
 use crate::event_loop::{Ready, Token};
+
+/// How often a reset that waits for storage looks for a request to stop.
+const STORAGE_POLL: Duration = Duration::from_millis(50);
 
 impl Receiver for Serial {
     fn receive(&self, bytes: &[u8]) -> usize {
@@ -56,6 +61,9 @@ impl Machine {
     fn power_on_and_serve(&mut self) -> Result<Exit, Error> {
         loop {
             if !self.powered {
+                if self.used && !self.stop_devices() {
+                    return Ok(Exit::Stopped);
+                }
                 self.power_on()?;
             }
             let served = self.serve();
@@ -96,6 +104,23 @@ impl Machine {
         // A machine that was paused at its reset stays paused.
         self.start(self.requests.run_state() == RunState::Paused);
         Ok(())
+    }
+
+    /// Stops all devices, and waits until no storage writes into memory for the former guest.
+    /// Returns `false` if the machine is asked to stop meanwhile.
+    fn stop_devices(&mut self) -> bool {
+        self.vcpus.pause();
+        self.device_manager.reset_all();
+        let mut waits = false;
+        while !self.device_manager.await_resets(STORAGE_POLL) {
+            if self.stop.is_asked() {
+                return false;
+            }
+            if !std::mem::replace(&mut waits, true) {
+                tracing::warn!("the machine's reset waits for the storage of a disk");
+            }
+        }
+        true
     }
 
     /// Resets everything to power-on except memory.

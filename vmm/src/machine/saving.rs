@@ -16,6 +16,8 @@
 //! APIC by then. Devices are restored after vCPUs, since each device that ran sends one spurious
 //! interrupt.
 
+use devices::virtio::block::engine::hung_disks;
+
 use super::error::{RequestError, SnapshotError};
 use super::parts::Machine;
 use super::pluggable::{DiskStatus, NicStatus};
@@ -79,6 +81,9 @@ impl Machine {
         self.ensure_not_quiesced()?;
         // An ejected device is no longer part of the machine.
         self.take_ejected();
+        if hung_disks() > 0 {
+            return Err(RequestError::HungDisk);
+        }
         let ran = self.requests.run_state() == RunState::Running;
         self.pause();
         // From here on no vCPU can fail, so a quiesced machine cannot crash.

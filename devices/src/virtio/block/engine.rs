@@ -9,16 +9,24 @@
 //!                          ^                      |
 //!                          +--- short transfer ---+
 //! ```
+//! Storage may not answer for any time, and then the kernel cannot cancel its operations. So each
+//! wait has a limit. An engine that is closed earlier leaves a thread that keeps what the kernel
+//! still uses: see [`hung_disks`].
+//!
 //! The ring is deliberately in its default mode: completions that need the submitting thread
 //! interrupt it (no COOP_TASKRUN, no DEFER_TASKRUN). So another thread may wait in `Engine::drain`
 //! while the submitter sleeps on a lock.
 
 use std::fmt;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use io_uring::types::{CancelBuilder, Fd, FsyncFlags, Timespec};
+use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 use vdpa::memory::GuestMemory;
 use vdpa::ring::Piece;
@@ -37,6 +45,21 @@ pub(crate) const DEPTH: u16 = 256;
 pub(crate) const MAX_BYTES_IN_FLIGHT: u64 = 64 << 20;
 /// How often an operation that made no progress is retried.
 const MAX_RETRIES: u8 = 8;
+
+/// How long closing waits for operations that cannot be cancelled.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
+/// How long a thread waits when the kernel is short of memory.
+const SHORT_OF_MEMORY: Duration = Duration::from_millis(1);
+
+/// How many closed engines have operations in flight.
+static HUNG: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns how many closed disks wait for their storage. The kernel may still write into guest
+/// memory for them.
+#[must_use]
+pub fn hung_disks() -> usize {
+    HUNG.load(Ordering::Acquire)
+}
 
 /// For `map_err`: io_uring cannot be used.
 fn unavailable(error: io::Error) -> Error {
@@ -144,7 +167,8 @@ enum Progress {
 
 /// The I/O engine of one disk.
 pub(crate) struct Engine {
-    ring: IoUring,
+    /// Taken when the engine is dropped.
+    ring: ManuallyDrop<IoUring>,
     completed: EventFd,
     disk: Disk,
     memory: SharedMemory,
@@ -152,6 +176,11 @@ pub(crate) struct Engine {
     free: Vec<u16>,
     bytes: u64,
     write_through: bool,
+    /// Whether the operations in flight are cancelled: none is retried.
+    cancelled: bool,
+    /// Simulates storage that does not answer.
+    #[cfg(test)]
+    pub(super) is_hung: bool,
     /// Whether an error was logged. A guest on a broken disk must not flood the log.
     warned: bool,
 }
@@ -174,7 +203,7 @@ impl Engine {
         let registered = ring.submitter().register_eventfd(completed.as_raw_fd());
         registered.map_err(unavailable)?;
         Ok(Self {
-            ring,
+            ring: ManuallyDrop::new(ring),
             completed,
             disk,
             memory,
@@ -182,6 +211,9 @@ impl Engine {
             free: (0..DEPTH).rev().collect(),
             bytes: 0,
             write_through: false,
+            cancelled: false,
+            #[cfg(test)]
+            is_hung: false,
             warned: false,
         })
     }
@@ -271,10 +303,7 @@ impl Engine {
     /// Takes completed operations. Everything that a read wrote is marked dirty. Short transfers
     /// are queued again and stay in flight.
     pub(crate) fn reap(&mut self) -> Vec<Done> {
-        self.reap_with(true)
-    }
-
-    fn reap_with(&mut self, may_resume: bool) -> Vec<Done> {
+        let may_resume = !self.cancelled;
         let completions: Vec<(u64, i32)> = self
             .ring
             .completion()
@@ -325,27 +354,43 @@ impl Engine {
         finished
     }
 
-    /// Waits until nothing is in flight: when it returns, the kernel no longer accesses guest
-    /// memory. With `cancel`, operations that have not begun are cancelled and nothing is retried.
-    pub(crate) fn drain(&mut self, cancel: bool) -> Vec<Done> {
-        let mut finished = Vec::new();
-        if cancel && self.in_flight() > 0 {
-            self.submit();
-            // Best effort (since Linux 6.0): operations that cannot be cancelled are waited for.
-            let _ = self
-                .ring
-                .submitter()
-                .register_sync_cancel(Some(Timespec::new()), CancelBuilder::any());
+    /// Cancels the operations in flight, and retries none. Those that the kernel cannot cancel end
+    /// when their storage answers.
+    pub(crate) fn cancel(&mut self) {
+        if self.in_flight() == 0 {
+            return;
         }
+        self.cancelled = true;
+        self.submit();
+        #[cfg(test)]
+        if self.is_hung {
+            return;
+        }
+        // Best effort, since Linux 6.0.
+        let _ = self
+            .ring
+            .submitter()
+            .register_sync_cancel(Some(Timespec::new()), CancelBuilder::any());
+    }
+
+    /// Waits until nothing is in flight, at most for `limit`. Once [`Engine::in_flight`] is 0, the
+    /// kernel no longer accesses guest memory.
+    pub(crate) fn drain(&mut self, limit: Duration) -> Vec<Done> {
+        let begin = Instant::now();
+        let mut finished = self.reap();
         while self.in_flight() > 0 {
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The kernel is short of memory. Waiting must not end: guest memory must not be
-                // released while the kernel may write to it.
-                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            let left = limit.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                break;
             }
-            finished.extend(self.reap_with(!cancel));
+            let left = Timespec::from(left);
+            let limit = SubmitArgs::new().timespec(&left);
+            match self.ring.submitter().submit_with_args(1, &limit) {
+                Ok(_) => {}
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME)) => {}
+                Err(_) => thread::sleep(SHORT_OF_MEMORY),
+            }
+            finished.extend(self.reap());
         }
         finished
     }
@@ -376,7 +421,7 @@ impl Engine {
             .ok_or(io::ErrorKind::NotFound)?;
         let entry = self.entry(slot)?.user_data(u64::from(index));
         // SAFETY: needed to pass pointers to the kernel. The vectors live in the slot, and guest
-        // memory in `self.memory`, until the completion is reaped; `drop` waits for that. The
+        // memory in `self.memory`, until the completion is reaped; `drop` ensures that. The
         // kernel writes only to guest memory, which is shared with the guest anyway and never
         // accessed through references. The file is open as long as `self.disk`.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)
@@ -406,13 +451,50 @@ impl Engine {
         let slot = self.slots.get_mut(usize::from(index))?.take()?;
         self.free.push(index);
         self.bytes -= slot.len();
+        self.cancelled &= self.in_flight() > 0;
         Some(slot)
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.drain(true);
+        self.cancel();
+        self.drain(CLOSE_TIME);
+        let in_flight = self.in_flight();
+        // SAFETY: needed because a value that is dropped cannot be taken apart otherwise. Nothing
+        // uses the field after this.
+        let ring = unsafe { ManuallyDrop::take(&mut self.ring) };
+        if in_flight > 0 {
+            let slots = std::mem::take(&mut self.slots);
+            // The duplicate keeps the image's lock.
+            let file = self.disk.file().try_clone();
+            outlive(ring, in_flight, (slots, Arc::clone(&self.memory), file));
+        }
+    }
+}
+
+/// Keeps what the kernel uses until the operations have ended, in a thread of its own.
+fn outlive(ring: IoUring, mut in_flight: usize, used: impl Send + 'static) {
+    tracing::warn!(
+        in_flight,
+        "the storage of a disk does not answer: closing it later"
+    );
+    HUNG.fetch_add(1, Ordering::Release);
+    // If the thread cannot start, nothing is freed: the kernel may still write there.
+    let mut kept = ManuallyDrop::new((ring, used));
+    let wait = move || {
+        while in_flight > 0 {
+            if kept.0.submit_and_wait(1).is_err() {
+                thread::sleep(SHORT_OF_MEMORY);
+            }
+            in_flight = in_flight.saturating_sub(kept.0.completion().count());
+        }
+        drop(ManuallyDrop::into_inner(kept));
+        HUNG.fetch_sub(1, Ordering::Release);
+        tracing::info!("the storage of the disk has answered: closed it");
+    };
+    if let Err(error) = thread::Builder::new().name("disk-drain".into()).spawn(wait) {
+        tracing::error!(%error, "cannot start a thread: the disk stays open");
     }
 }
 

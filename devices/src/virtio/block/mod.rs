@@ -6,6 +6,7 @@
 //! | [`lock`] | its lock, and other holders |
 //! | `request` | the layout of requests and the checks on them |
 //! | `engine` | io_uring and the operations in flight |
+//! | [`limit`] | limits of bytes and requests per second |
 //! | here | the device: configuration, queue, reports to the driver |
 //!
 //! No dedicated thread does I/O. Requests are submitted when the guest kicks, and completions
@@ -17,16 +18,20 @@
 //!      ^    <---------------------    |
 //!      |     reset (cancel, wait)     | save (wait, report)
 //!      +---------------------------<--+
+//!      |                              |
+//!      +--- the storage answers --- resetting   (a reset whose requests cannot be cancelled)
 //! ```
 //! Without FLUSH negotiated, every write is durable before it is reported (5.2.6.2, write-through).
 //! With it, FLUSH makes the completed writes durable.
 
 pub mod disk;
 pub mod engine;
+pub mod limit;
 pub mod lock;
 mod request;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use vdpa::memory::GuestMemory;
@@ -51,6 +56,7 @@ use super::userspace_queue::{Kick, UserspaceQueue};
 use crate::Error;
 use disk::{Disk, SECTOR};
 use engine::{Done, Engine, Ticket};
+use limit::{Limiter, RateLimits};
 use request::{Limits, Operation, Request, Status};
 
 /// Length of the identification string that GET_ID returns.
@@ -65,8 +71,13 @@ const SIZE_MAX: u32 = 1 << 20;
 const REQUESTS_PER_TURN: usize = 256;
 /// Length of `struct virtio_blk_config` up to and including `num_queues`.
 const CONFIG_LEN: usize = 36;
+/// How long a reset waits for cancelled requests, while a vCPU waits for it.
+const RESET_TIME: Duration = Duration::from_millis(20);
+/// How long a save waits for requests in flight, while the vCPUs are parked.
+const SAVE_TIME: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 const KICK: u16 = 0;
 const COMPLETION: u16 = 1;
+const LIMIT: u16 = 2;
 pub(super) const STATE_NAME: &str = "virtio-blk";
 pub(super) const STATE_VERSION: u32 = 1;
 
@@ -84,6 +95,7 @@ struct Saved {
 pub struct Block {
     memory: SharedMemory,
     engine: Engine,
+    limiter: Option<Limiter>,
     id: [u8; ID_LEN],
     config: [u8; CONFIG_LEN],
     offer: Offer,
@@ -117,10 +129,20 @@ impl Block {
             },
             engine: Engine::new(disk, Arc::clone(&memory))?,
             memory,
+            limiter: None,
             id: padded,
             kick: None,
             active: None,
         })
+    }
+
+    /// Limits the guest's requests. Call it before [`Backend::events`].
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub fn limit(&mut self, limits: RateLimits) -> Result<(), Error> {
+        self.limiter = Some(Limiter::new(limits)?);
+        Ok(())
     }
 
     fn started(&mut self, active: SingleQueue) {
@@ -152,9 +174,17 @@ impl Block {
                     queue.kick().again();
                     break;
                 }
+                if let Some(limiter) = &mut self.limiter
+                    && !limiter.admits(Instant::now())
+                {
+                    break;
+                }
                 match next_request(queue, &self.memory, &limits) {
                     Ok(Some(request)) => {
                         taken += 1;
+                        if let Some(limiter) = &mut self.limiter {
+                            limiter.charge(request.operation.bytes(), Instant::now());
+                        }
                         result = begin(&mut self.engine, queue, &self.memory, &self.id, request);
                     }
                     Ok(None) => break,
@@ -356,7 +386,11 @@ impl Backend for Block {
             fd: self.engine.completion_fd(),
             token: COMPLETION,
         };
-        kick.chain([completion]).collect()
+        let limit = self.limiter.iter().map(|limiter| Event {
+            fd: limiter.timer_fd(),
+            token: LIMIT,
+        });
+        kick.chain([completion]).chain(limit).collect()
     }
 
     fn negotiate(&mut self, features: u64) -> Result<(), Error> {
@@ -364,7 +398,7 @@ impl Backend for Block {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
-        if self.active.is_some() {
+        if self.active.is_some() || self.is_resetting() {
             return Err(active());
         }
         let memory = Arc::clone(&self.memory);
@@ -378,9 +412,22 @@ impl Backend for Block {
 
     fn reset(&mut self) {
         // Completed operations are not reported: the ring belongs to the driver again.
-        self.engine.drain(true);
-        self.engine.acknowledge();
         self.active = None;
+        self.engine.cancel();
+        self.await_reset(RESET_TIME);
+    }
+
+    fn is_resetting(&self) -> bool {
+        self.active.is_none() && self.engine.in_flight() > 0
+    }
+
+    fn await_reset(&mut self, limit: Duration) -> bool {
+        if self.active.is_none() {
+            // First: a later signal must stay.
+            self.engine.acknowledge();
+            self.engine.drain(limit);
+        }
+        !self.is_resetting()
     }
 
     fn process(&mut self, token: u16) -> Outcome {
@@ -391,7 +438,17 @@ impl Backend for Block {
                 }
             }
             COMPLETION => self.engine.acknowledge(),
+            LIMIT => {
+                if let Some(limiter) = &mut self.limiter {
+                    limiter.acknowledge();
+                }
+            }
             _ => return Outcome::default(),
+        }
+        if self.is_resetting() {
+            self.engine.reap();
+            self.engine.submit();
+            return Outcome::default();
         }
         let needs_reset = match self.turn() {
             Ok(()) => false,
@@ -410,14 +467,22 @@ impl Backend for Block {
     fn save(&mut self) -> Result<SavedState, Error> {
         // All begun requests are finished and reported, so that no restore has to begin a request
         // twice.
-        let finished = self.engine.drain(false);
-        let mut active = self.active.take();
-        if let Some(queue) = active.as_mut().and_then(SingleQueue::queue) {
+        let finished = self.engine.drain(SAVE_TIME);
+        if let Some(queue) = self.active.as_mut().and_then(SingleQueue::queue) {
             for done in finished {
                 report(queue, &self.memory, done)?;
             }
             queue.signal_used()?;
         }
+        let in_flight = self.engine.in_flight();
+        if in_flight > 0 {
+            return Err(Error::other(format!(
+                "the disk's storage has not answered {in_flight} requests for {} s: check the \
+                 storage, and try again when it answers",
+                SAVE_TIME.as_secs()
+            )));
+        }
+        let active = self.active.take();
         let saved = Saved {
             sectors: self.engine.disk().sectors(),
             read_only: self.engine.disk().read_only(),
@@ -431,7 +496,7 @@ impl Backend for Block {
     }
 
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
-        if self.active.is_some() {
+        if self.active.is_some() || self.is_resetting() {
             return Err(active());
         }
         let saved: Saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;

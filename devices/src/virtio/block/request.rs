@@ -84,6 +84,16 @@ pub(crate) enum Operation {
     Finished(Status),
 }
 
+impl Operation {
+    /// Returns the number of bytes that it reads from the disk or writes to it.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Io(Io::Read(transfer) | Io::Write(transfer)) => transfer.len,
+            Self::Io(Io::Flush) | Self::GetId { .. } | Self::Finished(_) => 0,
+        }
+    }
+}
+
 /// A request and the address of its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {

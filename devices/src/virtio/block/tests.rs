@@ -1,8 +1,9 @@
 use std::fs::File;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::{ProptestConfig, any, prop_assert, proptest};
 use virtio_bindings::virtio_blk::{
@@ -350,6 +351,125 @@ fn reset_with_io_in_flight_leaves_nothing_behind() {
     assert_eq!(driver.bytes(DATA, 512), [0; 512]);
     assert_eq!(driver.take_used(), None);
     assert!(!driver.dirty(driver.addresses.device));
+}
+
+/// A request that hangs in its storage, with its buffers.
+fn hung() -> (Block, Driver, File) {
+    let (mut block, mut driver, writer) = stuck();
+    block.engine.is_hung = true;
+    driver.write(HEADER, VIRTIO_BLK_T_IN);
+    driver.add(&[
+        readable(HEADER, 16),
+        writable(DATA, 512),
+        writable(STATUS, 1),
+    ]);
+    block.process(KICK);
+    (block, driver, writer)
+}
+
+#[test]
+fn a_reset_of_a_hung_disk_returns_and_ends_when_the_storage_answers() {
+    let (mut block, mut driver, mut writer) = hung();
+    let begin = Instant::now();
+    block.reset();
+    assert!(begin.elapsed() < Duration::from_secs(1));
+    assert!(block.is_resetting());
+    assert!(!block.await_reset(Duration::from_millis(1)));
+    let features = block.features();
+    block.activate(driver.activation(features)).unwrap_err();
+    // Only a part of the sector arrives; the rest is not read.
+    writer.write_all(&[0x5a; 100]).unwrap();
+    while block.is_resetting() {
+        assert!(completes(&block), "the reset never ends");
+        assert_eq!(block.process(COMPLETION), Outcome::default());
+    }
+    // From here on the memory is the driver's.
+    driver.fill(DATA, &[0x11; 512]);
+    writer.write_all(&[0x5a; 4096]).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    block.process(COMPLETION);
+    assert_eq!(driver.bytes(DATA, 512), [0x11; 512]);
+    assert_eq!(driver.take_used(), None);
+    block.activate(driver.activation(features)).unwrap();
+}
+
+#[test]
+fn a_hung_disk_is_not_saved_and_continues() {
+    let (mut block, mut driver, mut writer) = hung();
+    let error = block.save().unwrap_err().to_string();
+    assert!(error.contains("has not answered 1 requests"), "{error}");
+    writer.write_all(&[7; 512]).unwrap();
+    assert!(completes(&block));
+    block.process(COMPLETION);
+    assert_eq!(driver.take_used(), Some((0, 513)));
+    block.save().unwrap();
+}
+
+#[test]
+fn a_hung_disk_is_closed_when_its_storage_answers() {
+    let (block, driver, writer) = hung();
+    let begin = Instant::now();
+    drop(block);
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    // The kernel may still write there.
+    assert!(engine::hung_disks() > 0);
+    let users = Arc::strong_count(&driver.memory);
+    drop(writer);
+    while engine::hung_disks() > 0 {
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(Arc::strong_count(&driver.memory), users - 1);
+}
+
+#[test]
+fn a_limited_disk_begins_requests_when_its_timer_expires() {
+    let file = TempFile::new(&pattern());
+    let mut driver = Driver::new(&memory(), SIZE);
+    let disk = Disk::open(file.path(), false).unwrap();
+    let mut block = Block::new(disk, "disk0", Arc::clone(&driver.memory)).unwrap();
+    let limits = RateLimits {
+        requests: NonZeroU64::new(10),
+        burst: Duration::from_millis(1),
+        ..RateLimits::default()
+    };
+    block.limit(limits).unwrap();
+    let events = block.events(&[Arc::clone(&driver.kick)]);
+    assert_eq!(events[2].token, LIMIT);
+    let features = block.features();
+    block.activate(driver.activation(features)).unwrap();
+    driver.write(HEADER, VIRTIO_BLK_T_GET_ID);
+    let buffers = [
+        readable(HEADER, 16),
+        writable(DATA, 20),
+        writable(STATUS, 1),
+    ];
+    for _ in 0..4 {
+        driver.add(&buffers);
+    }
+    let begin = Instant::now();
+    block.process(KICK);
+    let mut used = 0;
+    while used < 4 {
+        // Not all at once, whatever wakes it.
+        block.process(KICK);
+        while driver.take_used().is_some() {
+            used += 1;
+        }
+        assert!(used <= 1 + begin.elapsed().as_millis() / 99, "{used}");
+        let mut event = libc::pollfd {
+            fd: events[2].fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: `event` is one valid pollfd for the call.
+        if used < 4 && unsafe { libc::poll(&raw mut event, 1, 10_000) } == 1 {
+            block.process(LIMIT);
+        }
+    }
+    assert!(begin.elapsed() >= Duration::from_millis(290));
+    block.reset();
+    assert_eq!(block.process(LIMIT), Outcome::default());
 }
 
 #[test]

@@ -35,6 +35,7 @@ mod transport;
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
@@ -271,6 +272,13 @@ impl VirtioPciDevice {
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.transport.lock().is_broken()
+    }
+
+    /// Waits until a reset of the device has ended, at most for `limit`, because its storage may
+    /// not answer. Returns whether it has. Before that, the host may write into guest memory.
+    #[must_use]
+    pub fn await_reset(&self, limit: Duration) -> bool {
+        self.transport.lock().await_reset(limit)
     }
 
     /// Stops a running device and returns its state. The caller has stopped the vCPUs. The device

@@ -3,6 +3,8 @@
 //! Owns the checks before a state is accepted. The state comes from a file or from another host, so
 //! everything that a guest could see must be possible. It must not know where states are kept.
 
+use std::time::Duration;
+
 use super::common::CommonConfig;
 use super::state::{VIRTIO_PCI_STATE_VERSION, VirtioPciState};
 use super::transport::{ISR_CONFIG_CHANGED, Phase, Transport, relied_on};
@@ -12,6 +14,14 @@ use crate::virtio::backend::SavedState;
 use crate::virtio::status::{DRIVER_OK, DeviceStatus, FEATURES_OK, NEEDS_RESET};
 
 const BEHIND: &str = "cannot restore the device behind virtio-pci";
+
+/// How long a save waits for the end of a reset, while the vCPUs are parked.
+const RESET_TIME: Duration = Duration::from_secs(10);
+
+/// The error for a device whose reset does not end.
+fn hung() -> Error {
+    Error::other("the device's storage does not answer: try again when it does")
+}
 
 /// Whether a device may have worked on the rings since they were saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,15 +36,19 @@ impl Transport {
     pub(super) fn save(&mut self) -> Result<VirtioPciState, Error> {
         // A failed device cannot wait for its backup.
         self.give_up();
+        if !self.await_reset(RESET_TIME) {
+            return Err(hung());
+        }
         let backend = match self.phase {
             Phase::Active => self.save_backend()?,
             Phase::Saved => return Err(Error::other("the device is saved already")),
             Phase::Broken => {
                 // Its driver has to reset it anyway; until then it must not run.
                 self.backend.reset();
+                self.await_stop()?;
                 None
             }
-            Phase::Inactive | Phase::Agreed | Phase::Failing => None,
+            Phase::Inactive | Phase::Resetting | Phase::Agreed | Phase::Failing => None,
         };
         if backend.is_some() {
             self.enter(Phase::Saved);
@@ -57,6 +71,7 @@ impl Transport {
             Ok(state) => Ok(Some(state)),
             Err(error) if error.is_broken_ring() => {
                 self.ring_broke(&error);
+                self.await_stop()?;
                 Ok(None)
             }
             Err(error) => {
@@ -64,6 +79,12 @@ impl Transport {
                 Err(Error::other("cannot save the device behind virtio-pci").because(error))
             }
         }
+    }
+
+    /// Waits until a broken backend no longer accesses guest memory.
+    fn await_stop(&mut self) -> Result<(), Error> {
+        let stopped = self.backend.await_reset(RESET_TIME);
+        if stopped { Ok(()) } else { Err(hung()) }
     }
 
     pub(super) fn check(&mut self, state: &VirtioPciState) -> Result<(), Error> {

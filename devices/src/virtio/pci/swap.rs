@@ -284,7 +284,7 @@ impl Transport {
             Phase::Agreed | Phase::Active | Phase::Failing => replacement
                 .negotiate(self.common.driver_features())
                 .map_err(refused),
-            Phase::Inactive | Phase::Broken | Phase::Saved => Ok(()),
+            Phase::Inactive | Phase::Resetting | Phase::Broken | Phase::Saved => Ok(()),
         }
     }
 

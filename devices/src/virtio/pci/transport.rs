@@ -13,15 +13,19 @@
 //!   active, the device has failed and has --------------> failing -----> active
 //!   a backup (`set_has_backup`)                                  swap
 //!
-//!   any, by status 0: reset --> inactive
+//!   any, by status 0: reset --> inactive, or resetting as long as the backend is, then inactive
 //!   inactive or saved, by restore --> the phase of the restored status
 //!   any, by needs_reset --> broken
 //!   any but saved, by a swap of the backend (`swap.rs`) --> the same
 //! ```
-//! A refused FEATURES_OK leaves the phase unchanged. It must not know who maps the BAR, nor how the
-//! backend works.
+//! While a device is resetting, its status stays as it was, and writes to its registers have no
+//! effect: a driver waits until the status is 0 (virtio 1.3, 4.1.4.3.2). So no vCPU waits for
+//! storage under the lock. A refused FEATURES_OK leaves the phase unchanged.
+//!
+//! It must not know who maps the BAR, nor how the backend works.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::{debug, error, warn};
 use vdpa::causes::in_one_line;
@@ -52,6 +56,8 @@ const ACCESS_DATA_LEN: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Inactive,
+    /// The driver has reset the device, and the backend has not ended that.
+    Resetting,
     Agreed,
     Active,
     /// The device has failed, and its driver is not notified: a backup will replace it. The backend
@@ -195,6 +201,7 @@ impl Transport {
             return;
         }
         match Region::of(offset) {
+            Some(Region::Common(_) | Region::Device(_)) if self.phase == Phase::Resetting => {}
             Some(Region::Common(offset)) => {
                 let effect = self.common.write(offset, data);
                 self.apply(effect);
@@ -337,7 +344,7 @@ impl Transport {
             // Its driver has to reset the whole device anyway.
             Phase::Broken => self.backend.reset(),
             // The vCPUs are stopped, so no guest waits for this.
-            Phase::Inactive | Phase::Agreed | Phase::Saved => return,
+            Phase::Inactive | Phase::Resetting | Phase::Agreed | Phase::Saved => return,
         }
         self.common.queue_was_reset(index);
         self.doorbells.drain_queue(index);
@@ -347,10 +354,28 @@ impl Transport {
         // First: from here on the guest's stores reach only the VMM's eventfds.
         self.enter(Phase::Inactive);
         self.backend.reset();
+        if self.backend.is_resetting() {
+            warn!("the device's reset waits for its storage");
+            self.phase = Phase::Resetting;
+        } else {
+            self.complete_reset();
+        }
+    }
+
+    fn complete_reset(&mut self) {
+        self.phase = Phase::Inactive;
         self.common.reset();
         self.isr = 0;
         // After the backend: a kick of the old driver must not reach the next.
         self.doorbells.drain();
+    }
+
+    /// Waits for the end of the device's reset, at most for `limit`. Returns whether it has ended.
+    pub(super) fn await_reset(&mut self, limit: Duration) -> bool {
+        if self.phase == Phase::Resetting && self.backend.await_reset(limit) {
+            self.complete_reset();
+        }
+        self.phase != Phase::Resetting
     }
 
     /// Resets the whole function, as after power-on.
@@ -415,6 +440,10 @@ impl Transport {
     pub(super) fn process(&mut self, token: u16) -> bool {
         let was_failing = self.phase == Phase::Failing;
         let outcome = self.backend.process(token);
+        if self.phase == Phase::Resetting {
+            self.await_reset(Duration::ZERO);
+            return false;
+        }
         self.take(outcome);
         self.phase == Phase::Failing && !was_failing
     }

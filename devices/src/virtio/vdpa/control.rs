@@ -421,7 +421,8 @@ impl Control {
     }
 
     /// Waits until no command is in progress, for at most its deadline. Returns the commands that
-    /// the device carried out meanwhile.
+    /// the device carried out meanwhile. The caller holds the transport's lock. So a device that
+    /// does not answer delays requests and a stop by at most [`ANSWER_TIMEOUT`]; then it is broken.
     pub(super) fn finish(&mut self) -> Result<Vec<Command>, Error> {
         let mut done = Done::default();
         while !self.take_answer(&mut done)? {

@@ -70,6 +70,17 @@ pub fn memory_max() -> Object {
         .build()
 }
 
+/// [`MemorySize`](super::MemorySize) per second, or null as if it were absent.
+pub fn bps() -> Object {
+    size()
+        .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
+        .description(Some(
+            "The most bytes that the guest may read and write in a second, with the unit",
+        ))
+        .examples(["100M"])
+        .build()
+}
+
 /// [`HugePageSize`](super::HugePageSize), or null as if it were absent.
 pub fn hugepages() -> Object {
     one_of_or_null(&["2M", "1G"])

@@ -70,6 +70,17 @@ fn a_path_may_come_first_without_its_key() {
 
 #[test]
 fn doubled_commas_are_literal() {
+    let disk: DiskConfig = "a/b,bps=100M,iops=500,burst=3".parse().unwrap();
+    assert_eq!(disk.bps.map(MemorySize::bytes), Some(100 << 20));
+    let json = serde_json::json!({
+        "path": "a/b", "readonly": false, "stall_kick": false,
+        "bps": "100M", "iops": 500, "burst": 3,
+    });
+    assert_eq!(serde_json::to_value(&disk).unwrap(), json);
+    for wrong in ["bps=100", "iops=0", "iops=-1", "burst=0", "burst=65536"] {
+        let parsed = format!("path=a,{wrong}").parse::<DiskConfig>();
+        assert!(parsed.is_err(), "{wrong}");
+    }
     let disk: DiskConfig = "path=a,,b.img,readonly=on".parse().unwrap();
     assert_eq!(disk.path, PathBuf::from("a,b.img"));
     assert!(disk.readonly);

@@ -1,12 +1,13 @@
 //! Disks.
 
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{DeviceInfo, PlugPhase};
-use crate::config::DiskConfig;
+use crate::config::{DiskConfig, MemorySize, schema};
 
 /// Settings of a disk that can change before the machine starts. Absent members keep their value.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -37,6 +38,18 @@ pub struct DiskSummary {
     /// Its PCI address in the guest; null before the machine is built.
     #[schema(required)]
     pub address: Option<String>,
+    /// The most bytes per second, if limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = schema::bps)]
+    pub bps: Option<MemorySize>,
+    /// The most requests per second, if limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>)]
+    pub iops: Option<NonZeroU32>,
+    /// For how many seconds both are saved up, if not 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u16>)]
+    pub burst: Option<NonZeroU16>,
 }
 
 impl DiskSummary {
@@ -50,6 +63,9 @@ impl DiskSummary {
             readonly: config.readonly,
             stall_kick: config.stall_kick,
             address: None,
+            bps: config.bps,
+            iops: config.iops,
+            burst: config.burst,
         }
     }
 }

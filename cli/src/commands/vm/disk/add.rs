@@ -25,6 +25,9 @@ OPTIONS are those of `bellhop vm create --disk`:
                  (default: the first free one of disk0, disk1, …)
   readonly=on    the guest cannot write
   stall_kick=on      if a queue hangs, kick it and interrupt the guest's driver once
+  bps=SIZE       the most bytes that the guest may read and write in a second, such as 100M
+  iops=N         the most requests in a second
+  burst=SECONDS  for how long unused bytes and requests are saved up (default: 1)
 The command prints the id.
 
 Examples:

@@ -1,5 +1,7 @@
 //! The life cycle of a driver: start, kicks, interrupts, errors, reset, BAR moves.
 
+use std::time::Duration;
+
 use super::rig::{FAIL_CHANGE, FAIL_START, Rig, Stage, VERSION_1, WINDOW, reg};
 use crate::pci::PciFunction;
 use crate::virtio::backend::Outcome;
@@ -34,6 +36,52 @@ fn a_hundred_drivers() {
         assert_eq!(rig.read(reg::QUEUE_ENABLE, 2), 0);
         assert_eq!(rig.doorbells.addresses(), notify_addresses(WINDOW));
     }
+}
+
+/// A driver waits until it reads 0; meanwhile nothing that it writes has an effect.
+#[test]
+fn a_reset_that_lasts_is_seen_in_the_status() {
+    let rig = Rig::new();
+    rig.start(VERSION_1);
+    rig.seen.lock().resetting = true;
+    rig.set_status(0);
+    assert_eq!((rig.status(), rig.stage()), (15, Stage::Inactive));
+    for status in [0, 1, 3, 11, 15, 128] {
+        rig.set_status(status);
+        assert_eq!(rig.status(), 15);
+    }
+    rig.write(reg::CONFIG_VECTOR, 2, 3);
+    assert_eq!(rig.read(reg::CONFIG_VECTOR, 2), 0);
+    rig.write(0x2000, 1, 0xff);
+    rig.report(BROKEN);
+    // One is that of the start.
+    assert_eq!((rig.status(), rig.seen.lock().resets), (15, 2));
+    let error = rig.device.save().unwrap_err().to_string();
+    assert!(error.contains("does not answer"), "{error}");
+    assert!(!rig.device.await_reset(Duration::ZERO));
+    // The machine's reset does not end it either.
+    rig.device.reset();
+    rig.seen.lock().resetting = false;
+    assert_eq!(rig.seen.lock().config, *b"0123456789");
+    rig.report(Outcome::default());
+    assert_eq!(rig.seen.lock().resets, 3);
+    assert!(rig.device.await_reset(Duration::ZERO));
+    assert!(rig.device.save().is_ok());
+}
+
+#[test]
+fn a_driver_starts_the_device_after_a_reset_that_lasted() {
+    let rig = Rig::new();
+    rig.start(VERSION_1);
+    rig.seen.lock().resetting = true;
+    rig.set_status(0);
+    rig.seen.lock().resetting = false;
+    rig.report(Outcome::default());
+    assert_eq!((rig.status(), rig.stage()), (0, Stage::Inactive));
+    assert_eq!(rig.read(reg::CONFIG_VECTOR, 2), 0xffff);
+    assert!(rig.device.kicks[0].read().is_err(), "a stale kick");
+    rig.start(VERSION_1);
+    assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
 }
 
 #[test]

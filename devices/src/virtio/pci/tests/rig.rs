@@ -1,6 +1,7 @@
 //! A machine with one virtio function, and the model backend behind it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
@@ -69,6 +70,8 @@ pub(super) struct Seen {
     pub(super) broken_ring: bool,
     /// The device itself asks for a reset.
     pub(super) failed: bool,
+    /// A reset does not end.
+    pub(super) resetting: bool,
     /// The guest's doorbells, to be inspected in `hand_over`.
     pub(super) watched: Option<Arc<FakeDoorbells>>,
     /// The targets of the guest's kicks in `hand_over`.
@@ -143,6 +146,7 @@ impl Model {
             loses_doorbells: false,
             broken_ring: false,
             failed: false,
+            resetting: false,
             watched: None,
             reached: Vec::new(),
             rolled_back: 0,
@@ -258,6 +262,12 @@ impl Backend for Model {
         seen.activation = None;
         seen.failed = false;
         seen.resets += 1;
+    }
+    fn is_resetting(&self) -> bool {
+        self.seen.lock().resetting
+    }
+    fn await_reset(&mut self, _limit: Duration) -> bool {
+        !self.is_resetting()
     }
     fn process(&mut self, token: u16) -> Outcome {
         let mut seen = self.seen.lock();
