@@ -2,11 +2,11 @@
 //! the tests below, which need no fuzzer.
 //!
 //! The first byte selects the device (rng or block), the ring format, and event index. Then follow
-//! the driver's steps. For any steps each call ends without a panic, and the device changes only
-//! its part of the ring and the buffers that the driver offered.
+//! the driver's steps. For any steps each call ends without a panic. The device changes only its
+//! part of the ring and the buffers that the driver offered.
 //!
-//! A driver may offer its own descriptors as a buffer. Then the device may change them, so only the
-//! first half of the rule is checked.
+//! A driver may offer its own descriptors as a buffer. Then the device may change them, so the
+//! second rule is not checked.
 
 use std::fs::File;
 use std::ops::Range;
