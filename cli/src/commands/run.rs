@@ -3,7 +3,7 @@
 mod hand_over;
 mod inherited;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::Code;
@@ -13,6 +13,7 @@ use vmm::config::{HugePageSize, MemorySize, RingWatch, VdpaConfig, VmConfig};
 use vmm::console::{Console, ConsoleSocket, TerminalConsole};
 use vmm::machine::{Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, StopHandle};
 use vmm::migration::endpoint::Endpoint;
+use vmm::sandbox::{landlock, seccomp};
 
 use hand_over::Taken;
 
@@ -175,6 +176,16 @@ pub(crate) struct Arguments {
     /// FILE.1 and replaces an older FILE.1
     #[arg(long, value_name = "FILE", requires = "console_socket")]
     console_log: Option<PathBuf>,
+
+    /// System call filters: on, off, or log for developers
+    #[arg(
+        long,
+        value_name = "MODE",
+        env = "BELLHOP_SECCOMP",
+        hide = true,
+        default_value = "off"
+    )]
+    seccomp: seccomp::Mode,
 }
 
 const NO_SIGNALS: &str = "cannot catch signals";
@@ -289,11 +300,23 @@ fn give_back(taken: &Taken, error: &dyn std::error::Error) {
     }
 }
 
+/// Gives up system calls and access to files, before the first thread starts. A program that takes
+/// over a VM is confined already.
+fn confine(filters: seccomp::Mode, is_confined: bool) -> Result<(), Error> {
+    if filters == seccomp::Mode::On && !is_confined {
+        let landlock = landlock::restrict(Path::new("/"))?;
+        tracing::debug!(?landlock, "confined");
+    }
+    seccomp::install(filters, is_confined)?;
+    Ok(())
+}
+
 /// As [`execute`]; clears `taken` once the VM runs here.
 fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Error> {
     let socket = arguments.api_socket.take();
     let console_socket = arguments.console_socket.take();
     let console_log = arguments.console_log.take();
+    confine(arguments.seccomp, taken.is_some())?;
     let origin = match taken {
         Some(taken) => Some(taken.origin()?),
         None => arguments.into_origin()?,

@@ -12,7 +12,7 @@ pub(crate) struct Arguments {}
 
 /// Prints them.
 pub(crate) fn execute() -> Result<Code, Error> {
-    serde_json::to_writer(io::stdout().lock(), &vmm::machine::state_versions())
+    serde_json::to_writer(io::stdout().lock(), &vmm::machine::requirements())
         .map_err(|error| Error::transparent(ErrorKind::Failed, io::Error::from(error)))?;
     Ok(Code::Success)
 }

@@ -6,15 +6,21 @@ use super::modules::{Build, Modules};
 
 /// Symbols of the configuration without a module, their purpose, and whether they are needed.
 /// Modules have findings of their own.
-const SYMBOLS: [(&str, &str, bool); 8] = [
+const SYMBOLS: [(&str, &str, bool); 10] = [
     ("KVM", "virtual machines", true),
     ("EVENTFD", "kicks and interrupts", true),
     ("MEMFD_CREATE", "guest memory", true),
+    ("SECCOMP_FILTER", "system call filters", true),
     ("IO_URING", "disks", false),
     ("HUGETLBFS", "huge pages for guests", false),
     ("IOMMU_API", "NICs that use the platform's IOMMU", false),
     ("PCI_IOV", "virtual functions of NICs", false),
     ("NET_SWITCHDEV", "representors of functions", false),
+    (
+        "SECURITY_LANDLOCK",
+        "rules for files of a VM's process",
+        false,
+    ),
 ];
 
 /// The first kernel with `VHOST_BACKEND_F_SUSPEND` and address spaces in vhost-vdpa.
@@ -23,7 +29,25 @@ const OLDEST: (u32, u32) = (6, 0);
 /// Checks release and configuration.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let modules = Modules::of(host);
-    vec![release(&modules), configuration(&modules)]
+    vec![release(&modules), configuration(&modules), landlock(host)]
+}
+
+/// Landlock must also be among the active security modules.
+fn landlock(host: &Host) -> Finding {
+    const NAME: &str = "landlock";
+    const MODULES: &str = "/sys/kernel/security/lsm";
+    match host.text(MODULES) {
+        Err(why) => Finding::unread(NAME, &why),
+        Ok(active) if active.trim().split(',').any(|module| module == "landlock") => Finding::ok(
+            NAME,
+            "limits the files and signals of a VM's process, besides its sandbox's other parts",
+        ),
+        Ok(active) => Finding::warning(
+            NAME,
+            "is not active: a VM's process is confined by the other parts of its sandbox alone",
+        )
+        .mend(format!("boot with lsm=landlock,{}", active.trim())),
+    }
 }
 
 fn release(modules: &Modules<'_>) -> Finding {
@@ -87,6 +111,7 @@ mod tests {
         let tree = Tree::new();
         tree.file("/proc/sys/kernel/osrelease", release);
         tree.file(&format!("/boot/config-{}", release.trim()), config);
+        tree.file("/sys/kernel/security/lsm", "capability,landlock,yama\n");
         check(&tree.host())
     }
 
@@ -106,8 +131,18 @@ mod tests {
         assert!(!findings[1].found.contains("CONFIG_KVM "));
         assert!(!findings[1].remedy.is_empty());
 
-        let needed = "CONFIG_KVM=m\nCONFIG_EVENTFD=y\nCONFIG_MEMFD_CREATE=y\n";
+        let needed = "CONFIG_KVM=m\nCONFIG_EVENTFD=y\nCONFIG_MEMFD_CREATE=y\n\
+                      CONFIG_SECCOMP_FILTER=y\n";
         assert_eq!(with("7.1", needed)[1].state, State::Warning);
+    }
+
+    #[test]
+    fn landlock_must_be_active() {
+        let tree = Tree::new();
+        tree.file("/sys/kernel/security/lsm", "capability,yama");
+        let finding = landlock(&tree.host());
+        assert_eq!(finding.state, State::Warning);
+        assert_eq!(finding.remedy, ["boot with lsm=landlock,capability,yama"]);
     }
 
     #[test]

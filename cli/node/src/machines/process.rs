@@ -33,6 +33,9 @@ const MARK: &str = "BELLHOP_VM";
 /// The environment variable with the path of the log file, which the process rotates. It is a
 /// variable because a program of another version ignores unknown ones when it takes over.
 const LOG_FILE: &str = "BELLHOP_LOG_FILE";
+/// The environment variable with the mode of the system call filters; on, unless the daemon has it.
+/// A variable for the same reason.
+const FILTERS: &str = "BELLHOP_SECCOMP";
 /// Maximum size of an environment in bytes. This program never passes a longer one.
 const ENVIRONMENT_MAX: u64 = 256 * 1024;
 /// Index of the start time, the 22nd field of `/proc/PID/stat`, counted from the field after the
@@ -122,6 +125,10 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
         .args(&start.arguments)
         .env(MARK, start.mark)
         .env(LOG_FILE, start.log)
+        .env(
+            FILTERS,
+            std::env::var_os(FILTERS).unwrap_or_else(|| "on".into()),
+        )
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(append(start.log)?)

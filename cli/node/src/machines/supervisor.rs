@@ -476,7 +476,13 @@ fn from_status(status: ExitStatus) -> End {
             format!("its process ended with code {code}"),
         ),
         (None, Some(signal)) => {
-            let detail = format!("its process was killed by signal {signal}");
+            let detail = if signal == libc::SIGSYS {
+                "its process was ended by its seccomp filter: it made a system call that no VMM \
+                 makes (`journalctl -k` shows it, type=1326); its guest may have taken it over"
+                    .to_owned()
+            } else {
+                format!("its process was killed by signal {signal}")
+            };
             End::new(EndReason::Killed, detail)
         }
         (None, None) => End::new(EndReason::Killed, "its process ended"),
@@ -524,5 +530,14 @@ mod tests {
             },
         ];
         assert_eq!(changes, expected);
+    }
+
+    #[test]
+    fn a_process_that_its_filter_ended_has_that_reason() {
+        let end = |signal| from_status(ExitStatus::from_raw(signal));
+        let filtered = end(libc::SIGSYS);
+        assert_eq!(filtered.reason, EndReason::Killed);
+        assert!(filtered.detail.contains("seccomp filter"), "{filtered:?}");
+        assert!(end(libc::SIGKILL).detail.contains("signal 9"));
     }
 }

@@ -25,6 +25,7 @@ use bellhop_common::error::Error;
 use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 use vmm::machine::{HandOver, HandedOver, Origin, SnapshotError};
+use vmm::sandbox::seccomp;
 
 use super::inherited;
 
@@ -181,7 +182,10 @@ impl Taken {
     pub(super) fn resume(self) {
         let vm = self.files.vm;
         let closing = Builder::new().name("vm-teardown".to_owned());
-        if let Err(error) = closing.spawn(move || drop(vm)) {
+        if let Err(error) = closing.spawn(move || {
+            seccomp::enter(seccomp::Thread::VmTeardown);
+            drop(vm);
+        }) {
             tracing::debug!(%error, "closed the former KVM VM without a thread");
         }
     }
