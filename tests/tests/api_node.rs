@@ -35,6 +35,8 @@ fn a_machine_with_a_nic_from_one_request_and_nothing_left_after_another() {
         "{vm}"
     );
     assert_eq!(vm["status"]["adopted"], false, "{vm}");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", vm["status"]["pid"])).unwrap();
+    assert!(status.contains("Seccomp:\t2"), "{status}");
     daemon.await_console("web", "@lab ready");
     // The same again changes nothing.
     let again = daemon.api.ask("PUT", "/v1/vms/web", Some(&spec)).unwrap();

@@ -12,6 +12,7 @@ use lab::messages::messages;
 use lab::sim::{SimDevice, require_lab};
 use lab::traffic::check_traffic;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,7 @@ fn bellhop() -> PathBuf {
     std::env::var_os("BELLHOP").unwrap().into()
 }
 
-fn start(device: &SimDevice, socket: &Temporary) -> (Guest, Client) {
+fn start(device: &SimDevice, socket: &Temporary, filters: &str) -> (Guest, Client) {
     let arguments = BellhopArguments::small()
         .unwrap()
         .memory("128M")
@@ -70,7 +71,8 @@ fn start(device: &SimDevice, socket: &Temporary) -> (Guest, Client) {
             "--vdpa",
             &format!("id=nic,path={}", device.path().display()),
         )
-        .argument("--api-socket", socket.0.to_str().unwrap());
+        .argument("--api-socket", socket.0.to_str().unwrap())
+        .argument("--seccomp", filters);
     (Guest::start(&arguments).unwrap(), Client::new(&socket.0))
 }
 
@@ -120,6 +122,30 @@ fn continues_as_before(guest: &mut Guest, client: &Client, device: &SimDevice, w
     check_traffic(guest, device);
 }
 
+/// The number of system call filters of each thread, by its name. Every thread has some.
+#[track_caller]
+fn filters_of(guest: &Guest) -> BTreeMap<String, u32> {
+    let mut filters = BTreeMap::new();
+    for task in fs::read_dir(format!("/proc/{}/task", guest.pid())).unwrap() {
+        // A thread may end meanwhile.
+        let Ok(status) = fs::read_to_string(task.unwrap().path().join("status")) else {
+            continue;
+        };
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap().trim().to_owned()
+        };
+        let name = field("Name:");
+        // Threads of the kernel.
+        if name.starts_with("kvm-") || name.starts_with("iou-") {
+            continue;
+        }
+        assert_eq!(field("Seccomp:"), "2", "{name}");
+        filters.insert(name, field("Seccomp_filters:").parse().unwrap());
+    }
+    filters
+}
+
 /// Checks that frames were sent and that each returned once, intact.
 #[track_caller]
 fn came_back(answer: &Value) {
@@ -137,7 +163,7 @@ fn one_program_after_the_other_continues_a_guest_under_load() {
     let device = SimDevice::net("upgrade", MAC, 1500).unwrap();
     let socket = Temporary::new("upgrade.socket");
     let other = Temporary::program("bellhop-other", &fs::read(bellhop()).unwrap());
-    let (mut guest, client) = start(&device, &socket);
+    let (mut guest, client) = start(&device, &socket, "on");
     let before = client.get("/v1/vm").unwrap();
     let said = messages(&mut guest).unwrap();
     guest.command("write-on 16 50").unwrap();
@@ -192,11 +218,35 @@ fn one_program_after_the_other_continues_a_guest_under_load() {
 }
 
 #[test]
+fn each_thread_has_its_filter_before_and_after_an_upgrade() {
+    require_lab().unwrap();
+    let device = SimDevice::net("upgrade", MAC, 1500).unwrap();
+    let socket = Temporary::new("upgrade.socket");
+    let other = Temporary::program("bellhop-other", &fs::read(bellhop()).unwrap());
+    let (mut guest, client) = start(&device, &socket, "on");
+    let check = |guest: &Guest| {
+        let filters = filters_of(guest);
+        println!("{filters:?}");
+        // The filter of the vmm thread, and one per error of calls that fail; then their own.
+        assert_eq!((filters["vcpu0"], filters["api"]), (4, 4), "{filters:?}");
+        let fewest = filters.values().min();
+        assert_eq!(fewest, Some(&3), "{filters:?}");
+    };
+    check(&guest);
+    ask_upgrade(&client, &other.0);
+    wait_upgrade(&guest, &client, |vm| vm["upgrades"] == 1);
+    check(&guest);
+    check_traffic(&mut guest, &device);
+    assert!(guest.power_off().unwrap().success());
+}
+
+#[test]
 fn a_program_that_cannot_continue_leaves_the_machine_to_the_present_one() {
     require_lab().unwrap();
     let device = SimDevice::net("upgrade", MAC, 1500).unwrap();
     let socket = Temporary::new("upgrade.socket");
-    let (mut guest, client) = start(&device, &socket);
+    // The scripts need a dynamic linker, which no filter allows.
+    let (mut guest, client) = start(&device, &socket, "off");
     guest.command("write-on 16 50").unwrap();
     let executable = program_of(&guest);
 
