@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 use vdpa::device::Device;
 use vdpa::netdev::VirtioNetConfig;
 use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MQ,
-    VIRTIO_NET_F_MTU, VIRTIO_NET_F_RSS,
+    VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_RSS,
 };
 
 use crate::Error;

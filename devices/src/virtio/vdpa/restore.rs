@@ -16,7 +16,6 @@
 
 use std::collections::BTreeMap;
 
-use vdpa::control_queue::Command;
 use vdpa::device::{Operation, State, VringBase};
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
