@@ -51,7 +51,8 @@ their certificate:
   bellhop serve … --migration-host node2 --migration-cert node2.crt \\
     --migration-key node2.key --migration-ca ca.crt
 
-SIGHUP reads certificates, revoked ones and tokens again. SIGTERM and SIGINT end the daemon; VMs keep running.")]
+SIGHUP reads certificates, revoked ones and tokens again. SIGTERM and SIGINT end the daemon; VMs
+keep running.")]
 pub(crate) struct Arguments {
     /// Read more options from this TOML file
     #[arg(long, value_name = "FILE")]
