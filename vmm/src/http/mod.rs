@@ -1,11 +1,11 @@
 //! The common parts of Bellhop's HTTP APIs: the VM's ([`crate::api`]) and the node daemon's.
 //!
-//! Owns the limits of clients ([`server`], [`budget`]), the socket's file ([`socket`]), bodies and URLs
-//! ([`body`], [`parameters`]) and passed open files ([`descriptors`]). Owns also the form of errors
-//! ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]) and the ID of each request
-//! ([`request_id`]). The rules for requests ([`request_rules`]) and the client ([`client`]) are
-//! here too. It must not know the content of requests, nor VMs, but for the records of devices in
-//! metrics.
+//! Owns the limits of clients ([`server`], [`budget`]), the socket's file ([`socket`]), bodies and
+//! URLs ([`body`], [`parameters`]) and passed open files ([`descriptors`]). Owns also the form of
+//! errors ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]) and the ID of each
+//! request ([`request_id`]). The rules for requests ([`request_rules`]) and the client ([`client`])
+//! are here too. It must not know the content of requests, nor VMs, but for the records of devices
+//! in metrics.
 //!
 //! ```text
 //!   Transport ──> server: places, times, sizes ─> request_id ──> the API's router ─┐

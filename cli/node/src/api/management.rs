@@ -82,8 +82,8 @@ impl Default for KernelPermits {
 }
 
 impl KernelPermits {
-    /// Runs `work` for a client of this role on a worker thread, to its end even if the client
-    /// disconnects: only then is its turn over.
+    /// Runs `work` for a client of this role on a worker thread. Its turn ends with the work, also
+    /// if the client disconnects.
     pub(crate) async fn run<T, E>(
         &self,
         role: Role,
