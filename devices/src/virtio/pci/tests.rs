@@ -7,6 +7,7 @@ mod fuzz;
 mod lifecycle;
 mod queue_reset;
 mod registers;
+mod removal;
 mod rig;
 mod saved;
 mod swap;
