@@ -1,5 +1,5 @@
 //! NICs of the node daemon fail over to their backup device. Either their own device needs a reset,
-//! or devlink reports an error of the NIC that it belongs to.
+//! or devlink reports an error of the NIC that it belongs to, or the host removes it.
 //!
 //! ```text
 //!   one.net0 (subfunction) ── DEVICE_NEEDS_RESET ──> one.net0~ (subfunction, created with it)
@@ -21,6 +21,7 @@ mod end_to_end;
 mod host;
 #[allow(dead_code, reason = "other tests use more of it")]
 mod labnic_peer;
+mod removal;
 #[path = "mgmt_dev/support.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
 mod support;
@@ -31,8 +32,10 @@ use lab::files;
 use lab::labnic::sf::{NIC, debug_file, devlink};
 use lab::labnic::{break_down_named, trouble};
 use lab::node::{Node, until};
+use lab::sim::vdpa;
 use lab::traffic::{Frames, exchange_between};
 use labnic_peer::Peer;
+use removal::ends;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -106,6 +109,82 @@ fn a_nic_whose_device_fails_moves_to_the_backup_created_with_it() {
     exchange_between(&mut other, &mut one, MACS[0], FRAMES).unwrap();
 
     drop((one, other));
+    deleted(&node, "one");
+    deleted(&node, "other");
+    before.assert_same(&node, "after removal");
+    assert_eq!(trouble().unwrap(), Vec::<String>::new());
+}
+
+/// The host deletes the vDPA device of this name, which a VM has open.
+#[track_caller]
+fn delete(device: &'static str) {
+    ends(device, move || {
+        vdpa(&["dev", "del", device]).unwrap();
+    });
+}
+
+#[test]
+fn a_nic_whose_device_the_host_removes_moves_or_is_unplugged_until_the_next_start() {
+    let _host = Host::new();
+    let node = Node::start("removal").unwrap();
+    let before = Before::now(&node);
+    let (_, mut one) = made(&node, "one", &nics(0, &json!({ "from": UPLINK })));
+    let (_, mut other) = made(&node, "other", &nics(1, &Value::Null));
+    assert_eq!(up(&mut one), MACS[0]);
+    assert_eq!(up(&mut other), MACS[1]);
+    exchange_between(&mut one, &mut other, MACS[1], FRAMES).unwrap();
+    let is_recorded = |device: &str| {
+        let path = format!("/v1/nics/{device}");
+        node.api.ask("GET", &path, None).unwrap().status == 200
+    };
+    assert!(is_recorded("one.net0") && is_recorded("other.net0"));
+
+    delete("one.net0");
+    until("the NIC is on its backup device", || {
+        nic(&node, "one")["last_failover"]["state"] == "Done"
+    })
+    .unwrap();
+    is_well(&nic(&node, "one"));
+    exchange_between(&mut one, &mut other, MACS[1], FRAMES).unwrap();
+    exchange_between(&mut other, &mut one, MACS[0], FRAMES).unwrap();
+    until("the rest of the device is deleted", || {
+        !is_recorded("one.net0")
+    })
+    .unwrap();
+    assert!(is_recorded("one.net0~"));
+
+    delete("other.net0");
+    until("the NIC is unplugged", || {
+        let answer = node.api.ask("GET", "/v1/vms/other/nics/net0", None);
+        answer.unwrap().status == 404
+    })
+    .unwrap();
+    until("the rest of the device is deleted", || {
+        !is_recorded("other.net0")
+    })
+    .unwrap();
+    let events = node.api.ask("GET", "/v1/events?since=0&follow=false", None);
+    let events = events.unwrap().body.to_string();
+    assert!(events.contains("nic_device_removed"), "{events}");
+    // The spec still has it.
+    drop(other);
+    for wanted in [
+        json!({ "state": "Stopped", "mode": "hard" }),
+        json!({ "state": "Running" }),
+    ] {
+        let path = "/v1/vms/other/state";
+        node.api.done("PUT", path, Some(&wanted)).unwrap();
+        let state = wanted["state"].as_str().unwrap();
+        node.await_phase("other", state).unwrap();
+    }
+    assert!(is_recorded("other.net0"));
+    until("the NIC is back", || {
+        let answer = node.api.ask("GET", "/v1/vms/other/nics/net0", None);
+        answer.unwrap().body["state"] == "Plugged"
+    })
+    .unwrap();
+
+    drop(one);
     deleted(&node, "one");
     deleted(&node, "other");
     before.assert_same(&node, "after removal");

@@ -9,8 +9,10 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+mod control;
 mod guest_nics;
 
+use control::{Control, SILENCE, is_free, machine, start};
 use guest_nics::wait_nics;
 use lab::endurance::{GROWTH, cycles};
 use lab::guest::{BellhopArguments, Guest};
@@ -19,21 +21,16 @@ use lab::notice;
 use lab::sim::{self, Mapping, SimDevice, require_lab};
 use lab::traffic::check_traffic;
 use lab::vmm_process::cost;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs::File;
-use std::io::{Read as _, Write as _};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:54:01";
 const SECOND_MAC: &str = "52:54:5e:11:54:02";
 
-const SILENCE: Duration = Duration::from_secs(120);
-
-/// How long a guest may take to find or to release a NIC; it is emulated twice.
+/// How long the driver may take to acknowledge an announcement; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
 /// Loads the simulator with pinned memory. Dropping it restores the default; drop it after its
@@ -55,100 +52,6 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         notice::left_behind(sim::reload(Mapping::DEFAULT));
     }
-}
-
-/// The machine's control socket.
-struct Control(PathBuf);
-
-impl Control {
-    fn new(name: &str) -> Self {
-        Self(std::env::temp_dir().join(format!("lab-{name}-{}.socket", std::process::id())))
-    }
-
-    fn connect(&self) -> UnixStream {
-        let start = Instant::now();
-        loop {
-            match UnixStream::connect(&self.0) {
-                Ok(stream) => return stream,
-                Err(error) => assert!(start.elapsed() < SILENCE, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn ask(&self, line: &str) -> Value {
-        let mut stream = self.connect();
-        stream.write_all(format!("{line}\n").as_bytes()).unwrap();
-        // Reads to the end: then the machine has closed its side, and its descriptor no longer
-        // counts.
-        stream.shutdown(Shutdown::Write).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        serde_json::from_str(&answer).unwrap()
-    }
-
-    #[track_caller]
-    fn ok(&self, line: &str) -> Value {
-        let answer = self.ask(line);
-        assert!(answer.get("error").is_none(), "{line}: {answer}");
-        answer
-    }
-
-    #[track_caller]
-    fn refused(&self, line: &str) -> String {
-        let answer = self.ask(line);
-        match &answer["error"] {
-            Value::String(error) => error.clone(),
-            _ => panic!("{line}: {answer}"),
-        }
-    }
-
-    fn plug(&self, device: &SimDevice, id: &str) -> Value {
-        let nic = self.ok(&format!("plug path={},id={id}", device.path().display()));
-        assert_eq!(nic["state"], "plugged", "{nic}");
-        nic
-    }
-
-    fn is_unplugged(&self, nic: &Value, limit: Duration) -> bool {
-        let line = format!("wait-unplugged {} {}", nic["serial"], limit.as_millis());
-        self.ok(&line)["unplugged"] == true
-    }
-
-    #[track_caller]
-    fn unplug(&self, id: &str) {
-        let nic = self.ok(&format!("unplug {id}"));
-        assert_eq!(nic["state"], "unplug-requested", "{nic}");
-        assert!(self.is_unplugged(&nic, NOTICE), "{nic}");
-    }
-}
-
-impl Drop for Control {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-fn machine(arguments: BellhopArguments, control: &Control) -> BellhopArguments {
-    arguments
-        .program(Path::new(env!("CARGO_BIN_EXE_lab-machine")))
-        .silence(SILENCE)
-        .argument("--control", &control.0.display().to_string())
-}
-
-fn start(name: &str) -> (Control, Guest) {
-    let control = Control::new(name);
-    let guest = Guest::start(&machine(BellhopArguments::small().unwrap(), &control)).unwrap();
-    (control, guest)
-}
-
-/// Checks that no process has the device open.
-#[track_caller]
-fn is_free(device: &SimDevice) {
-    File::options()
-        .read(true)
-        .write(true)
-        .open(device.path())
-        .unwrap();
 }
 
 #[track_caller]

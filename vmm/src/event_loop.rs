@@ -28,8 +28,8 @@ pub enum Token {
     Request,
     /// The guest ejected a device.
     Ejected,
-    /// The rings in guest memory are due for a check.
-    RingWatch,
+    /// The rings in guest memory and the devices of the host are due for a check.
+    Check,
     /// Throttled vCPUs are to stop or to resume.
     Throttle,
     /// The guest switched the power off or pressed reset.
@@ -72,7 +72,7 @@ impl From<Token> for u64 {
             Token::Request => 8,
             Token::Ejected => 9,
             Token::ConsoleConnection => 10,
-            Token::RingWatch => 11,
+            Token::Check => 11,
             Token::Throttle => 12,
             Token::Device { device, token } => {
                 DEVICE | (u64::from(device) << 16) | u64::from(token)
@@ -96,7 +96,7 @@ impl Token {
             8 => Self::Request,
             9 => Self::Ejected,
             10 => Self::ConsoleConnection,
-            11 => Self::RingWatch,
+            11 => Self::Check,
             12 => Self::Throttle,
             _ if number >> 32 == 1 => {
                 let [a, b, c, d, ..] = number.to_le_bytes();
@@ -276,7 +276,7 @@ mod tests {
             Token::Request,
             Token::Ejected,
             Token::ConsoleConnection,
-            Token::RingWatch,
+            Token::Check,
             Token::Throttle,
         ];
         for token in tokens {

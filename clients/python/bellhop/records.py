@@ -156,6 +156,7 @@ EventChange = Literal[
     "nic_moved",
     "nic_failed_over",
     "nic_not_failed_over",
+    "nic_device_removed",
     "nic_removed",
     "disk_added",
     "disk_removed",
@@ -202,7 +203,7 @@ OperationPhase = Literal["running", "done", "failed", "cancelled"]
 
 Place = Literal["Here", "There"]
 
-PlugPhase = Literal["Configured", "Plugged", "UnplugRequested"]
+PlugPhase = Literal["Configured", "Plugged", "UnplugRequested", "DeviceRemoved"]
 
 PostedInterrupt = Literal["no", "unknown"]
 

@@ -118,6 +118,12 @@ impl PciHotplug {
         self.settle(&mut state);
     }
 
+    /// Whether the guest was asked to eject `slot` and has not done so yet.
+    #[must_use]
+    pub fn is_asked(&self, slot: Slot) -> bool {
+        self.state.lock().ejectable & bit(slot) != 0
+    }
+
     /// Returns the eventfd that is readable when [`PciHotplug::take_ejected`] has a slot to return.
     #[must_use]
     pub fn eventfd(&self) -> &EventFd {

@@ -269,6 +269,19 @@ pub trait Hardware {
     /// another device in its place would work. Holds until the reset.
     fn has_failed(&self) -> bool;
 
+    /// Whether the host is removing the device, and waits until this process closes it. If the
+    /// device cannot [hand over](Hardware::hand_over) without a failure, or does not answer any
+    /// more, the outcome has `needs_reset` set, and the device [has failed](Hardware::has_failed).
+    ///
+    /// Also notices that the host has reset a running device, which then fails by its events.
+    fn removal(&mut self) -> Option<Outcome>;
+
+    /// Closes the device, which the host removes. Its driver, if any, has to reset it. Until then
+    /// the backend answers requests of the driver with an error. It never works again.
+    ///
+    /// Dropping the result may take long. The transport has released all doorbells before.
+    fn close(&mut self) -> Box<dyn Send>;
+
     /// With `on`, every page that the device writes is marked in the bitmap of guest memory, except
     /// those of [`Hardware::untracked_writes`]. This holds from the return of this call until a
     /// call with `false` or [`Backend::save`]; earlier writes are not marked. Resets and starts by

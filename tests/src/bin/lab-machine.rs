@@ -217,6 +217,7 @@ fn show(nic: &NicStatus) -> Value {
         "address": nic.address.to_string(),
         "state": match nic.state {
             PlugPhase::UnplugRequested => "unplug-requested",
+            PlugPhase::DeviceRemoved => "device-removed",
             _ => "plugged",
         },
         "serial": nic.serial,

@@ -22,7 +22,8 @@ const _: () = assert!(size_of::<uapi::vhost_vdpa_config>() == CONFIG_HEADER);
 /// An open vhost-vdpa file description, shared with the IOTLB.
 #[derive(Debug, Clone)]
 pub(crate) struct Handle {
-    pub(crate) file: Arc<File>,
+    /// `None` after [`Device::close`](super::Device::close).
+    pub(crate) file: Option<Arc<File>>,
 }
 
 fn check(result: i32) -> io::Result<()> {
@@ -39,30 +40,41 @@ fn raw(eventfd: Option<&EventFd>) -> RawFd {
 }
 
 impl Handle {
+    /// # Errors
+    /// EBADF: it was closed.
+    pub(crate) fn file(&self) -> io::Result<&File> {
+        let file = self.file.as_deref();
+        file.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+    }
+
     pub(crate) fn call(&self, request: Plain) -> io::Result<()> {
+        let file = self.file()?;
         // SAFETY: there is no safe interface to ioctls. A `Plain` takes no argument, so the kernel
         // accesses no memory of this process.
-        check(unsafe { ioctl(&*self.file, request.number()) })
+        check(unsafe { ioctl(file, request.number()) })
     }
 
     pub(crate) fn read<T>(&self, request: Read<T>, mut value: T) -> io::Result<T> {
+        let file = self.file()?;
         // SAFETY: there is no safe interface to ioctls. `Read<T>` is created only in `uapi`, for
         // requests where the kernel writes one `T` (its size is part of the number). Every bit
         // pattern is a valid `T` there. `value` is one, and exclusively borrowed during the call.
-        check(unsafe { ioctl_with_mut_ref(&*self.file, request.number(), &mut value) })?;
+        check(unsafe { ioctl_with_mut_ref(file, request.number(), &mut value) })?;
         Ok(value)
     }
 
     pub(crate) fn write<T>(&self, request: Write<T>, value: &T) -> io::Result<()> {
+        let file = self.file()?;
         // SAFETY: there is no safe interface to ioctls. `Write<T>` is created only in `uapi`, for
         // requests where the kernel reads one `T`, which `value` is. None of these types holds a
         // pointer into this process.
-        check(unsafe { ioctl_with_ref(&*self.file, request.number(), value) })
+        check(unsafe { ioctl_with_ref(file, request.number(), value) })
     }
 
     fn exchange<T>(&self, request: ReadWrite<T>, mut value: T) -> io::Result<T> {
+        let file = self.file()?;
         // SAFETY: as for `read`; the kernel reads the same `T` before.
-        check(unsafe { ioctl_with_mut_ref(&*self.file, request.number(), &mut value) })?;
+        check(unsafe { ioctl_with_mut_ref(file, request.number(), &mut value) })?;
         Ok(value)
     }
 
@@ -117,12 +129,12 @@ impl Handle {
     /// Reads device configuration. The caller has checked the bounds.
     pub(crate) fn config(&self, offset: u32, data: &mut [u8]) -> io::Result<()> {
         let mut buffer = config_buffer(offset, data)?;
-        let request = uapi::get_config().number();
+        let (file, request) = (self.file()?, uapi::get_config().number());
         // SAFETY: there is no safe interface to ioctls. The kernel reads the
         // header, whose `len` is the number of bytes that follow it in
         // `buffer`, and writes that many there. `u8` has no invalid values,
         // and the kernel needs no alignment for its copies.
-        check(unsafe { ioctl_with_mut_ptr(&*self.file, request, buffer.as_mut_ptr()) })?;
+        check(unsafe { ioctl_with_mut_ptr(file, request, buffer.as_mut_ptr()) })?;
         data.copy_from_slice(&buffer[CONFIG_HEADER..]);
         Ok(())
     }
@@ -130,9 +142,9 @@ impl Handle {
     /// Writes device configuration. The caller has checked the bounds.
     pub(crate) fn set_config(&self, offset: u32, data: &[u8]) -> io::Result<()> {
         let mut buffer = config_buffer(offset, data)?;
-        let request = uapi::set_config().number();
+        let (file, request) = (self.file()?, uapi::set_config().number());
         // SAFETY: as for `config`, except that the kernel only reads.
-        check(unsafe { ioctl_with_mut_ptr(&*self.file, request, buffer.as_mut_ptr()) })
+        check(unsafe { ioctl_with_mut_ptr(file, request, buffer.as_mut_ptr()) })
     }
 }
 

@@ -15,6 +15,7 @@ pub mod holder;
 mod info;
 mod negotiate;
 mod open;
+mod removal;
 mod run;
 mod state;
 #[cfg(test)]
@@ -31,6 +32,7 @@ use vmm_sys_util::eventfd::EventFd;
 use self::handle::Handle;
 pub use self::info::{DeviceInfo, QueueInfo};
 pub use self::open::check_fd;
+pub use self::removal::ClosedDevice;
 use self::state::OnFailure;
 pub use self::state::{Operation, State};
 pub use self::vring::{RING_SIZE_MAX, VringAddresses, VringBase, VringConfig};
@@ -193,7 +195,9 @@ impl Device {
 
     fn try_doorbell(&self, queue: u16) -> Result<DoorbellAnswer, Error> {
         self.info.queue(queue)?;
-        Doorbell::map(&self.handle.file, queue)
+        let mapped = self.handle.file();
+        mapped
+            .and_then(|file| Doorbell::map(file, queue))
             .map_err(Error::queue_refused(queue, "mmap of its doorbell"))
     }
 
@@ -208,7 +212,8 @@ impl Device {
             let written = device.handle.set_status(0);
             written.map_err(Error::refused("VHOST_VDPA_SET_STATUS"))?;
             match device.status()? {
-                0 => Ok(()),
+                // A PCI function that was pulled out reads all ones, and accesses no memory.
+                0 | u8::MAX => Ok(()),
                 shown => Err(other_status(0, shown)),
             }
         })?;

@@ -107,7 +107,7 @@ fn identify(file: File, path: &Path) -> Result<(Handle, u32), Error> {
         return Err(no_character_device(path));
     }
     let handle = Handle {
-        file: Arc::new(file),
+        file: Some(Arc::new(file)),
     };
     match handle.read(uapi::get_device_id(), 0) {
         Ok(device_id) => Ok((handle, device_id)),

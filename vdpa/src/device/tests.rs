@@ -4,11 +4,12 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::*;
+use crate::iotlb::{DeviceSink, Iotlb, IotlbLimits};
 use crate::iova::IovaRange;
 
 /// A device in `state` that refuses each ioctl: its file is not a vhost-vdpa device.
 fn refusing(state: State) -> Device {
-    let file = Arc::new(File::open("/dev/null").unwrap());
+    let file = Some(Arc::new(File::open("/dev/null").unwrap()));
     Device {
         handle: Handle { file },
         state,
@@ -148,4 +149,30 @@ fn a_transition_that_fails_leaves_the_state_that_is_true() {
     let error = device.enable_vring(0).unwrap_err();
     let text = "the device cannot enable a queue while it runs";
     assert_eq!(error.to_string(), text);
+}
+
+#[test]
+fn a_closed_device_holds_no_file() {
+    let mut device = refusing(State::Running);
+    let file = Arc::downgrade(device.handle.file.as_ref().unwrap());
+    let sink = DeviceSink {
+        handle: device.handle.clone(),
+    };
+    let limits = IotlbLimits {
+        range: IovaRange::ALL,
+        address_spaces: 1,
+        features: BackendFeatures::all(),
+    };
+    let mut iotlb = Iotlb::new(sink, limits);
+    assert!(!device.is_removed());
+    let closed = device.close(&mut iotlb);
+    assert!(file.upgrade().is_some());
+    drop(closed);
+    assert!(file.upgrade().is_none());
+    assert_eq!(device.state(), State::Lost);
+    assert!(!device.is_removed());
+    let error = device.raw().status().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    iotlb.remap_after_reset().unwrap();
+    iotlb.batch(0).unwrap_err();
 }

@@ -59,7 +59,7 @@ impl IotlbSink for DeviceSink {
     fn send(&self, message: &IotlbMessage) -> io::Result<()> {
         // One message, one write: the kernel accepts no partial message.
         let bytes = message.encode();
-        let written = (&*self.handle.file).write(&bytes)?;
+        let written = self.handle.file()?.write(&bytes)?;
         if written == bytes.len() {
             Ok(())
         } else {
@@ -68,6 +68,9 @@ impl IotlbSink for DeviceSink {
     }
 
     fn stop(&self) -> io::Result<()> {
+        if self.handle.file.is_none() {
+            return Ok(());
+        }
         match self.handle.status()? {
             0 => Ok(()),
             _ => self.handle.set_status(0),
@@ -86,6 +89,9 @@ pub struct Mapping {
     pub access: Access,
 }
 
+/// The mappings of all address spaces, which keep their memory alive.
+pub(crate) type Mappings = BTreeMap<u32, IovaMap<Mapping>>;
+
 /// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IotlbLimits {
@@ -102,7 +108,7 @@ pub struct IotlbLimits {
 pub struct Iotlb<S: IotlbSink = DeviceSink> {
     sink: S,
     limits: IotlbLimits,
-    spaces: BTreeMap<u32, IovaMap<Mapping>>,
+    spaces: Mappings,
 }
 
 impl<S: IotlbSink> Iotlb<S> {
@@ -365,6 +371,14 @@ impl<S: IotlbSink> Iotlb<S> {
         self.sink
             .send(&message)
             .map_err(|source| refused(message, source))
+    }
+}
+
+impl Iotlb {
+    /// Takes all mappings without removing them: closing the device does that.
+    pub(crate) fn close(&mut self) -> Mappings {
+        self.sink.handle.file = None;
+        std::mem::take(&mut self.spaces)
     }
 }
 

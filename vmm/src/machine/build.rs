@@ -21,6 +21,7 @@ use super::generation::Generation;
 use super::migration::OutgoingState;
 use super::parts::Machine;
 use super::queue::Requests;
+use super::ring_watch;
 use super::signals::{StatisticsHandle, StopHandle};
 use super::status_publisher::UpgradeStatus;
 use crate::Error;
@@ -234,15 +235,9 @@ impl Machine {
         ] {
             poll(eventfd, token)?;
         }
-        let watch_timer = config
-            .ring_watch
-            .threshold()
-            .map(|_| Timer::new())
-            .transpose()
-            .map_err(Error::failed("timerfd_create"))?;
-        if let Some(timer) = &watch_timer {
-            poll(timer, Token::RingWatch)?;
-        }
+        let check_timer = Timer::new().map_err(Error::failed("timerfd_create"))?;
+        ring_watch::arm(&check_timer).map_err(Error::failed("timerfd_settime"))?;
+        poll(&check_timer, Token::Check)?;
 
         // The vCPUs, last: everything that they can reach exists by now.
         let buses = Buses { io, mmio };
@@ -266,7 +261,8 @@ impl Machine {
             events,
             input,
             console_output,
-            watch_timer,
+            check_timer,
+            watches_rings: false,
             device_manager,
             hotplug,
             pci,

@@ -7,9 +7,11 @@
 //!   attach: vectors, doorbells --> on the bus --> in the event loop --> listed
 //!   swap:   in the event loop --> behind the same function --> old device out of the loop
 //!   detach: off the bus --> out of the event loop --> stopped --> closed --> unlisted
+//!   removed by the host: closed --> detach, once the guest has ejected it
 //! ```
 
 mod exchange;
+mod removal;
 mod saved;
 
 use std::collections::BTreeMap;
@@ -240,7 +242,9 @@ impl DeviceManager {
         let entry = self.entry_mut(id)?;
         match &mut entry.removable {
             Some(removable) if removable.config.kind() == kind => {
-                removable.state = PlugPhase::UnplugRequested;
+                if removable.state == PlugPhase::Plugged {
+                    removable.state = PlugPhase::UnplugRequested;
+                }
             }
             _ => {
                 return Err(RequestError::OtherKind {
@@ -466,10 +470,15 @@ fn unpoll(events: &EventLoop, id: &str, polled: &[Event]) {
 }
 
 impl Entry {
-    /// Whether the guest was asked to eject it.
+    /// Whether the guest was asked to eject it, or is about to be asked.
     fn is_unplugging(&self) -> bool {
         let removable = self.removable.as_ref();
-        removable.is_some_and(|removable| removable.state == PlugPhase::UnplugRequested)
+        removable.is_some_and(|removable| {
+            matches!(
+                removable.state,
+                PlugPhase::UnplugRequested | PlugPhase::DeviceRemoved
+            )
+        })
     }
 
     fn status(&self) -> Option<Pluggable<DeviceConfig>> {

@@ -107,6 +107,12 @@ pub enum RequestError {
     /// The snapshot cannot be written. The machine continues.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    /// The host removes a device, which the machine still has.
+    #[error(
+        "the host has removed the device of {0}; try again when the guest has ejected {0} or it is \
+         on its backup device, or reset the machine"
+    )]
+    Removed(String),
     /// A vCPU cannot continue, so there is nothing to save: the machine ends.
     #[error("the guest crashed: {0}")]
     Crashed(VcpuReport),

@@ -1,4 +1,5 @@
-//! Moves a NIC whose device has failed (DEVICE_NEEDS_RESET) to its backup device, once.
+//! Moves a NIC whose device has failed (DEVICE_NEEDS_RESET), or that the host removes, to its
+//! backup device, once.
 //!
 //! ```text
 //!   vmm thread                                    thread "failover"
@@ -30,8 +31,8 @@ use crate::Error;
 use crate::sandbox::seccomp;
 
 impl Machine {
-    /// Starts to move the device with this number, which has failed, to its backup.
-    pub(super) fn begin_failover(&mut self, number: u16) {
+    /// Starts to move the device with this number to its backup, for this reason.
+    pub(super) fn begin_failover(&mut self, number: u16, reason: &str) {
         if self.device_manager.is_failing_over(number) {
             // The driver has reset the failed device, which failed again: the backup being opened
             // serves that failure too.
@@ -45,7 +46,7 @@ impl Machine {
         };
         self.publish();
         let id = config.name();
-        tracing::warn!(%id, to = %config.shown_path(), "failover: the device of a NIC has failed");
+        tracing::warn!(%id, to = %config.shown_path(), reason, "failover: a NIC moves");
         let allowed = self
             .ensure_not_quiesced()
             .and_then(|()| self.ensure_not_migrating());

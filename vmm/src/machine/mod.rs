@@ -15,7 +15,7 @@
 //! 4. requests: `queue`, which does not depend on the machine type
 //! 5. the machine: `parts` ([`Machine`])
 //! 6. its clients: `handle` ([`Handle`])
-//! 7. its steps: `build`, `saving`, `hand_over`, `failover`, `migration`
+//! 7. its steps: `build`, `saving`, `failover`, `removal`, `hand_over`, `migration`
 //! 8. its run: `origin`, `requests`, `run`
 //!
 //! ```text
@@ -67,6 +67,7 @@ mod pluggable;
 mod program;
 mod queue;
 mod quiesced;
+mod removal;
 mod requests;
 mod ring_watch;
 mod run;

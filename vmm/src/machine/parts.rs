@@ -39,8 +39,10 @@ pub struct Machine {
     pub(super) events: EventLoop,
     pub(super) input: InputPump,
     pub(super) console_output: ConsoleOutput,
-    /// `None`: the watch is off.
-    pub(super) watch_timer: Option<Timer>,
+    /// For [`Token::Check`](crate::event_loop::Token::Check).
+    pub(super) check_timer: Timer,
+    /// Whether the rings are sampled: vCPUs run.
+    pub(super) watches_rings: bool,
     pub(super) device_manager: DeviceManager,
     pub(super) hotplug: Arc<PciHotplug>,
     pub(super) pci: Arc<PciBus>,
@@ -179,12 +181,14 @@ impl Machine {
 
     /// Resumes or stops the ring watch, together with the vCPUs.
     pub(super) fn watch_rings(&mut self, on: bool) {
-        if let Some(timer) = &self.watch_timer {
-            if on {
-                self.device_manager.resume_watch();
+        if on {
+            self.device_manager.resume_watch();
+            // The first sample is due a whole period after the resume.
+            if let Err(error) = ring_watch::arm(&self.check_timer) {
+                tracing::warn!(%error, "cannot set the timer of the ring watch");
             }
-            ring_watch::run(timer, on);
         }
+        self.watches_rings = on;
     }
 
     /// Samples the rings and publishes changes of alarms.

@@ -11,6 +11,8 @@
 //!                  a reset of the machine           unplug   +-- a guest without a driver
 //!                  changes nothing                  (again)      for hot-plug stays here
 //! ```
+//! A device that the host removes becomes DeviceRemoved instead of UnplugRequested, without a
+//! request.
 
 use std::fmt;
 use std::path::PathBuf;

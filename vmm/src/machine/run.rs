@@ -200,11 +200,12 @@ impl Machine {
             }
             Token::Ejected => self.take_ejected(),
             Token::Throttle => self.throttle_turn(),
-            Token::RingWatch => {
-                if let Some(timer) = &self.watch_timer {
-                    timer.take();
+            Token::Check => {
+                self.check_timer.take();
+                if self.watches_rings {
                     self.sample_rings();
                 }
+                self.check_removals();
             }
             Token::ConsoleInput => {
                 if self.pump_input(true) == Pumped::Leave {
@@ -241,7 +242,7 @@ impl Machine {
                     .device(device)
                     .map(|one| one.process(token));
                 if failed == Some(true) {
-                    self.begin_failover(device);
+                    self.begin_failover(device, "the device has failed");
                 }
             }
         }

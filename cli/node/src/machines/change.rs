@@ -51,6 +51,8 @@ pub(crate) enum Change {
     NicFailedOver(NicId, Option<String>),
     /// One of its NICs failed according to devlink, and stays on its device: the reason.
     NicNotFailedOver(NicId, String),
+    /// The host has removed the device of a NIC, and no backup replaces it.
+    NicDeviceRemoved(NicId),
     /// A NIC was removed.
     NicRemoved(NicId),
     /// A disk was added.
@@ -150,6 +152,8 @@ impl Change {
                 reason: Some(why.clone()),
                 ..of_nic(EventChange::NicNotFailedOver, id).detail(format!("NIC {id}: {why}"))
             },
+            Self::NicDeviceRemoved(id) => of_nic(EventChange::NicDeviceRemoved, id)
+                .detail(format!("the host has removed the device of NIC {id}")),
             Self::NicRemoved(id) => of_nic(EventChange::NicRemoved, id),
             Self::Alarm {
                 alarm,

@@ -23,6 +23,7 @@ use vmm::config::{DiskConfig, VdpaSource, VmConfig};
 use vmm::migration::connector;
 
 pub(in crate::machines) use self::nics::by_name;
+use self::nics::is_gone;
 use super::Machines;
 use super::incoming::IncomingReport;
 use super::outgoing::MigrationReport;
@@ -306,6 +307,10 @@ impl Host for Machines {
 
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error> {
         self.delete_device(vm, device)
+    }
+
+    fn is_gone(&self, device: &str) -> bool {
+        is_gone(device)
     }
 
     fn start_process(&self, vm: &VmName) -> Result<Identity, Error> {

@@ -362,6 +362,14 @@ impl Machines {
         }
     }
 
+    /// Rolls back the rest of a NIC's devices that the host has removed.
+    pub(super) fn drop_vanished(&self, entry: &VmEntry, id: &NicId) {
+        let record = entry.record();
+        if let Some(mut record) = record.filter(|record| record.phase == Phase::Present) {
+            self.lifecycle(entry).drop_vanished(&mut record, id);
+        }
+    }
+
     pub(super) fn remove_nic_now(&self, entry: &VmEntry, id: &NicId) -> Result<Removed, Error> {
         let vm = entry.name();
         let mut record = self.present(entry)?;

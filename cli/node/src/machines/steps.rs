@@ -102,6 +102,8 @@ pub(crate) trait Host: Send + Sync {
     fn make_backup(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
     /// Deletes a device.
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error>;
+    /// Whether the host has no such device any more.
+    fn is_gone(&self, device: &str) -> bool;
     /// Starts a process for the VM.
     fn start_process(&self, vm: &VmName) -> Result<Identity, Error>;
     /// Ends the VM's process: this one, and any other with the VM's mark.

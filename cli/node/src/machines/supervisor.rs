@@ -15,6 +15,7 @@
 //! No lock is held during a wait. If another task stops the VM, the record shows that this is no
 //! longer its process.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 use std::os::fd::AsFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 
-use bellhop_api::machine::{AlarmInfo, End, EndReason, NicSummary, VmStatus};
+use bellhop_api::machine::{AlarmInfo, End, EndReason, NicSummary, PlugPhase, VmStatus};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use vdpa::causes::in_one_line;
@@ -306,6 +307,7 @@ async fn follow(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identi
     }
     let mut answer = vmm.status().await;
     let mut alarms: Vec<AlarmInfo> = Vec::new();
+    let mut removed = BTreeSet::new();
     loop {
         let since = match answer {
             Ok(mut status) => {
@@ -328,6 +330,7 @@ async fn follow(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identi
                 }
                 given_up(machines, entry, &status).await;
                 failed_over(machines, entry, &status.nics).await;
+                removed = devices_removed(machines, entry, &status.nics, &removed).await;
                 if let Some(end) = &status.end {
                     return end.clone();
                 }
@@ -458,6 +461,37 @@ async fn failed_over(machines: &Arc<Machines>, entry: &Arc<VmEntry>, there: &[Ni
         // If this daemon ends first, the next one does it.
         let _ = machines.locked(entry, Machines::query_failovers).await;
     }
+}
+
+/// Reports NICs whose device the host has removed, unless they are in `before`, and rolls back the
+/// rest of the device. Returns these NICs.
+async fn devices_removed(
+    machines: &Arc<Machines>,
+    entry: &Arc<VmEntry>,
+    there: &[NicSummary],
+    before: &BTreeSet<NicId>,
+) -> BTreeSet<NicId> {
+    let Some(record) = entry.record() else {
+        return BTreeSet::new();
+    };
+    let is_removed = |id: &&NicId| {
+        let mut there = there.iter();
+        there.any(|nic| nic.id == id.as_str() && nic.state == PlugPhase::DeviceRemoved)
+    };
+    let nics = record.spec.nics().iter().map(NicSpec::id);
+    let removed: BTreeSet<NicId> = nics.filter(is_removed).cloned().collect();
+    for id in removed.difference(before).cloned() {
+        let vm = entry.name();
+        tracing::error!(%vm, nic = %id, "the host has removed the device of a NIC");
+        machines.publish(vm, Change::NicDeviceRemoved(id.clone()));
+        // If this daemon ends first, the next start of the VM does it.
+        let _ = machines
+            .locked(entry, move |machines, entry| {
+                machines.drop_vanished(entry, &id)
+            })
+            .await;
+    }
+    removed
 }
 
 /// The reason of the end of a child process that did not report one. See `bellhop --help` for the

@@ -183,13 +183,16 @@ fn is_inserted_and_ejected() {
     rig.memory.read(WINDOW, &mut data);
     assert_eq!(data, [0x5a; 4]);
 
+    assert!(!rig.hotplug.is_asked(slot));
     rig.hotplug.request_removal(slot);
     assert!(rig.asserted());
     assert_eq!(rig.register(HOTPLUG_REMOVAL), ours);
     rig.set(HOTPLUG_REMOVAL, ours);
     assert!(!rig.asserted());
     assert!(rig.hotplug.eventfd().read().is_err());
+    assert!(rig.hotplug.is_asked(slot));
     rig.set(HOTPLUG_EJECT, ours);
+    assert!(!rig.hotplug.is_asked(slot));
     // At once, before the machine takes notice.
     assert_eq!(rig.occupied(), 0);
     rig.memory.read(WINDOW, &mut data);

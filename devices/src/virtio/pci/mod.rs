@@ -217,6 +217,22 @@ impl VirtioPciDevice {
         self.transport.lock().give_up();
     }
 
+    /// Whether the host is removing the device, and waits until this process closes it. The caller
+    /// [swaps](VirtioPciDevice::swap) the backend or [closes](VirtioPciDevice::close) the device. A
+    /// device that cannot hand over any more is treated as one that has failed.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        self.transport.lock().is_removed()
+    }
+
+    /// Closes the device, which the host removes. Its driver is notified that the link is down and
+    /// that the device needs a reset. After that the device cannot be started again. Dropping the
+    /// result may take long. `None` for a device that is not the host's.
+    #[must_use]
+    pub fn close(&self) -> Option<Box<dyn Send>> {
+        self.transport.lock().close()
+    }
+
     /// Asks the guest to announce itself on its network: see
     /// [`Hardware::announce`](super::backend::Hardware::announce). Returns `false` if it is no
     /// running network device, or its driver does not support it.

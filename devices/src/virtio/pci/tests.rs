@@ -12,6 +12,7 @@ mod lifecycle;
 mod queue_reset;
 #[cfg(test)]
 mod registers;
+mod removal;
 mod rig;
 #[cfg(test)]
 mod saved;

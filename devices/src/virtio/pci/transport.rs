@@ -459,6 +459,38 @@ impl Transport {
         }
     }
 
+    /// Whether the host removes the device: see [`VirtioPciDevice::is_removed`].
+    ///
+    /// [`VirtioPciDevice::is_removed`]: super::VirtioPciDevice::is_removed
+    pub(super) fn is_removed(&mut self) -> bool {
+        let hardware = self.backend.hardware();
+        let Some(outcome) = hardware.and_then(|hardware| hardware.removal()) else {
+            return false;
+        };
+        if self.phase == Phase::Active {
+            self.take(outcome);
+        }
+        true
+    }
+
+    /// Closes the device, which the host removes. A saved device gets NEEDS_RESET when it is
+    /// restored.
+    pub(super) fn close(&mut self) -> Option<Box<dyn Send>> {
+        // First: a page that the guest has keeps the device open.
+        self.doorbells.stop();
+        let closed = self.backend.hardware()?.close();
+        let has_driver = self.common.status() != DeviceStatus::RESET;
+        if has_driver && self.phase != Phase::Saved && !self.is_broken() {
+            self.needs_reset();
+        }
+        // The link is down.
+        self.take(Outcome {
+            config_changed: true,
+            needs_reset: false,
+        });
+        Some(closed)
+    }
+
     /// See [`Hardware::log_writes`](crate::virtio::backend::Hardware::log_writes). Doorbells are
     /// released before, and the remaining ones are mapped again afterwards.
     pub(super) fn log_writes(&mut self, on: bool) -> Result<(), Error> {

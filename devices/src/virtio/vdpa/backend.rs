@@ -7,12 +7,14 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
 use vdpa::relay::Strategy;
-use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET;
+use vdpa::uapi::BackendFeatures;
+use virtio_bindings::virtio_config::{VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_NEEDS_RESET};
 use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET, VIRTIO_ID_RNG};
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::device::VdpaBackend;
+use super::eventfd::signal;
 use super::identity::NetIdentity;
 use super::rings::Rings;
 use super::saved::Saved;
@@ -26,6 +28,14 @@ use crate::virtio::backend::{
 const TOKEN_CONFIG: u16 = 0;
 const TOKEN_CONTROL: u16 = 1;
 const TOKEN_RELAY: u16 = 2;
+
+/// The device status of a PCI function that was pulled out.
+const ALL_ONES: u32 = 0xff;
+
+/// Whether a started device with this status still runs.
+fn runs(status: u32) -> bool {
+    status != ALL_ONES && status & VIRTIO_CONFIG_S_DRIVER_OK != 0
+}
 
 impl Backend for VdpaBackend {
     fn device_type(&self) -> u32 {
@@ -55,7 +65,10 @@ impl Backend for VdpaBackend {
     }
 
     fn read_config(&mut self, offset: u32, data: &mut [u8]) {
-        if let Err(error) = self.rings.device.read_config(offset, data) {
+        if self.closed {
+            // Among other things: the link is down.
+            data.fill(0);
+        } else if let Err(error) = self.rings.device.read_config(offset, data) {
             tracing::warn!(device = %self.rings.id, %error, "cannot read the configuration");
             data.fill(0);
         }
@@ -63,6 +76,9 @@ impl Backend for VdpaBackend {
     }
 
     fn write_config(&mut self, offset: u32, data: &[u8]) {
+        if self.closed {
+            return;
+        }
         if let Err(error) = self.rings.device.write_config(offset, data) {
             tracing::warn!(device = %self.rings.id, %error, "cannot write the configuration");
         }
@@ -89,6 +105,9 @@ impl Backend for VdpaBackend {
     }
 
     fn negotiate(&mut self, features: u64) -> Result<(), Error> {
+        if self.closed {
+            return Err(Error::other("the host has removed the device"));
+        }
         let negotiation = self.or_stop(|backend| backend.negotiate_features(features))?;
         self.negotiation = Some(negotiation);
         // From here on the driver knows this device.
@@ -144,11 +163,8 @@ impl Backend for VdpaBackend {
                         "the device reports DEVICE_NEEDS_RESET: it works again after a reset by \
                          the guest's driver (unbind and bind), or a backup device replaces it"
                     );
-                    if let Some(control) = &mut self.control {
-                        control.give_up_on_device();
-                    }
+                    self.fail();
                 }
-                self.needs_reset |= needs_reset;
                 Outcome {
                     config_changed: true,
                     needs_reset,
@@ -226,6 +242,36 @@ impl Hardware for VdpaBackend {
 
     fn has_failed(&self) -> bool {
         self.needs_reset
+    }
+
+    fn removal(&mut self) -> Option<Outcome> {
+        let Rings { device, .. } = &self.rings;
+        let status = device.status().map(u32::from);
+        if !device.is_removed() {
+            if self.rings.is_running() && !self.needs_reset && !status.is_ok_and(runs) {
+                tracing::warn!(
+                    device = %self.rings.id,
+                    "the device has lost its state: the host has reset it"
+                );
+                self.fail();
+                signal(&self.log.failed);
+            }
+            return None;
+        }
+        let works = status.is_ok_and(|status| status != ALL_ONES);
+        let abilities = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
+        let stops = !self.packed() || self.rings.offers(abilities);
+        if !works || !stops {
+            self.fail();
+        }
+        Some(Outcome {
+            config_changed: false,
+            needs_reset: self.needs_reset,
+        })
+    }
+
+    fn close(&mut self) -> Box<dyn Send> {
+        Box::new(self.close_device())
     }
 
     fn log_writes(&mut self, on: bool) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vdpa::control_queue::{Command, Limits, queue_index};
-use vdpa::device::Device;
+use vdpa::device::{ClosedDevice, Device};
 use vdpa::netdev::VirtioNetConfig;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 use vmm_sys_util::eventfd::EventFd;
@@ -54,6 +54,8 @@ pub struct VdpaBackend {
     pub(super) config_changed: EventFd,
     /// The device reported DEVICE_NEEDS_RESET, and its driver has not reset it since.
     pub(super) needs_reset: bool,
+    /// The host has removed the device, and it is closed.
+    pub(super) closed: bool,
 }
 
 impl VdpaBackend {
@@ -123,6 +125,7 @@ impl VdpaBackend {
             max_sizes,
             config_changed: new_eventfd()?,
             needs_reset: false,
+            closed: false,
         })
     }
 
@@ -245,12 +248,21 @@ impl VdpaBackend {
     }
 
     pub(super) fn stop(&mut self) {
-        // The log continues without the driver, but these queues are not reported any more.
-        let mut untracked_writes = self.log.untracked_writes(&self.rings, self.packed());
+        self.halt(true);
         self.negotiation = None;
         self.needs_reset = false;
         self.net.reset();
         self.rings.queues.clear();
+        if let Some(control) = &mut self.control {
+            control.stop();
+        }
+    }
+
+    /// Ends the relays, resets the device and marks its untracked writes. With `again`, the device
+    /// gets its memory for the next driver.
+    fn halt(&mut self, again: bool) {
+        // The log continues without the driver, but these queues are not reported any more.
+        let mut untracked_writes = self.log.untracked_writes(&self.rings, self.packed());
         // No thread polls from here on.
         let relays = self.log.poller.take().map(Poller::end);
         if self.log.on && matches!(relays, Some(None)) {
@@ -258,16 +270,15 @@ impl VdpaBackend {
             untracked_writes = write_log::all(&self.rings.ram);
         }
         let _ = self.log.failed.read();
-        if let Some(control) = &mut self.control {
-            control.stop();
-        }
-        if let Err(error) = self.rings.device.reset() {
+        if self.closed {
+            // There is no device to reset.
+        } else if let Err(error) = self.rings.device.reset() {
             tracing::error!(
                 device = %self.rings.id,
                 error = &error as &dyn std::error::Error,
                 "reset failed"
             );
-        } else if let Err(error) = self.rings.iotlb.remap_after_reset() {
+        } else if again && let Err(error) = self.rings.iotlb.remap_after_reset() {
             tracing::error!(
                 device = %self.rings.id,
                 error = &error as &dyn std::error::Error,
@@ -280,12 +291,41 @@ impl VdpaBackend {
         }
         write_log::mark(&self.rings.memory, &untracked_writes);
     }
+
+    /// Records that the device works again only after a reset. Control commands are answered ERR
+    /// until then.
+    pub(super) fn fail(&mut self) {
+        self.needs_reset = true;
+        if let Some(control) = &mut self.control {
+            control.give_up_on_device();
+        }
+    }
+
+    /// See [`Hardware::close`](crate::virtio::backend::Hardware::close). The control queue is still
+    /// served, because a driver waits for its answers without a limit.
+    pub(super) fn close_device(&mut self) -> ClosedDevice {
+        self.halt(false);
+        self.rings.queues.clear();
+        self.fail();
+        self.closed = true;
+        let Rings {
+            device,
+            iotlb,
+            doorbells,
+            ..
+        } = &mut self.rings;
+        doorbells.unmap();
+        device.close(iotlb)
+    }
 }
 
 impl Drop for VdpaBackend {
     /// Stops the device before its memory is unmapped.
     fn drop(&mut self) {
         self.log.poller = None;
+        if self.closed {
+            return;
+        }
         if let Err(error) = self.rings.device.reset() {
             tracing::warn!(
                 device = %self.rings.id,

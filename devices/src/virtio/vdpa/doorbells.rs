@@ -84,6 +84,11 @@ impl DeviceDoorbells {
         Ok(())
     }
 
+    /// Unmaps all doorbells, which the guest has no longer.
+    pub(super) fn unmap(&mut self) {
+        self.pages.fill(None);
+    }
+
     /// Returns the doorbell of `queue`, if it was prepared and has one.
     pub(super) fn get(&self, queue: u16) -> Option<Arc<Doorbell>> {
         self.pages.get(usize::from(queue)).cloned().flatten()

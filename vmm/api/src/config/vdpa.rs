@@ -48,7 +48,8 @@ pub struct VdpaConfig {
     /// repairs a lost kick or interrupt.
     pub stall_kick: bool,
     /// The vhost-vdpa character device that replaces this one, once, if this one needs a reset
-    /// (DEVICE_NEEDS_RESET). The guest's driver continues. The device is opened only then.
+    /// (DEVICE_NEEDS_RESET) or the host removes it. The guest's driver continues. The device is
+    /// opened only then.
     pub backup: Option<PathBuf>,
 }
 
@@ -268,8 +269,8 @@ struct VdpaFields {
     #[serde(default, alias = "rescue")]
     stall_kick: bool,
     /// The vhost-vdpa character device that replaces this one, once, if this one needs a reset
-    /// (DEVICE_NEEDS_RESET). The NIC moves as by `PATCH /v1/vm/nics/{id}`. The device is opened
-    /// only then.
+    /// (DEVICE_NEEDS_RESET) or the host removes it. The NIC moves as by
+    /// `PATCH /v1/vm/nics/{id}`. The device is opened only then.
     #[serde(default, alias = "failover", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     backup: Option<PathBuf>,

@@ -13,6 +13,9 @@ described! {
         Plugged,
         /// The guest has been asked to release it and has not done so yet.
         UnplugRequested,
+        /// The host has removed its device. The driver sees that the link is down and that the
+        /// device needs a reset, and the guest has been asked to release it.
+        DeviceRemoved,
         /// A word of a later version.
         #[serde(other, skip_serializing)]
         Unknown,

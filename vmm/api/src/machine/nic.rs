@@ -141,7 +141,7 @@ pub struct NicChange {
     #[serde(alias = "rescue", skip_serializing_if = "Option::is_none")]
     pub stall_kick: Option<bool>,
     /// The backup: the vhost-vdpa character device to which the NIC moves, once, if its own needs a
-    /// reset. Null removes the backup.
+    /// reset or the host removes it. Null removes the backup.
     #[serde(
         default,
         alias = "failover",

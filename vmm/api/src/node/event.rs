@@ -57,6 +57,8 @@ described! {
         NicFailedOver,
         /// A NIC has failed and stays on its device: `nic`, `reason`.
         NicNotFailedOver,
+        /// The host has removed the device of a NIC, and no backup replaces it: `nic`.
+        NicDeviceRemoved,
         /// A NIC was removed: `nic`.
         NicRemoved,
         /// A disk was added: `disk`.

@@ -187,9 +187,10 @@ pub(super) async fn put(
 /// as many queues. A refusal changes nothing. If the new device fails to start, the old one
 /// continues. An identical device changes nothing.
 ///
-/// `backup` names the NIC's backup device. When the present device reports DEVICE_NEEDS_RESET, the
-/// NIC moves to the backup once, in the same way. `last_failover` has the result, and the
-/// generation of the machine increases. If the move fails, the driver receives its device's report.
+/// `backup` names the NIC's backup device. When the present device reports DEVICE_NEEDS_RESET, or
+/// the host removes it, the NIC moves to the backup once, in the same way. `last_failover` has the
+/// result, and the generation of the machine increases. If the move fails, the driver receives its
+/// device's report.
 #[utoipa::path(patch, path = "/v1/vm/nics/{id}", operation_id = "patch_nic",
     params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The NIC's name")),

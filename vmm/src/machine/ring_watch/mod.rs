@@ -6,24 +6,25 @@
 //! flight, rates, and an alarm for a queue that hangs (`queue.rs` decides).
 //!
 //! ```text
-//!   vCPUs run ──── arm ───> timerfd, 1 s ──> vmm thread: sample ──> status (alarms), log
-//!   vCPUs park ── disarm ──┘                  │      │
-//!                                guest RAM <──┘      └──> once per alarm, if enabled:
-//!                                indices                  kick the device, interrupt the driver
+//!   timerfd, 1 s ──> vmm thread: sample, while vCPUs run ──> status (alarms), log
+//!                                  │      │
+//!                     guest RAM <──┘      └──> once per alarm, if enabled:
+//!                     indices                  kick the device, interrupt the driver
 //! ```
-//! Owns the timer and the samples of each device. It must not know the type of the device behind a
-//! queue, only the queue's role. A sample allocates nothing. Guest memory is hostile: a ring is
-//! read where its driver placed it, through the one guest-memory type, and impossible indices are
-//! reported.
+//! Owns the samples of each device, and the timer, which also serves
+//! [`removal`](super::removal). It must not know the type of the device behind a queue, only the
+//! queue's role. A sample allocates nothing. Guest memory is hostile: a ring is read where its
+//! driver placed it, through the one guest-memory type, and impossible indices are reported.
 //!
-//! The timer runs while vCPUs run. It alone wakes the vmm thread of an idle machine, and
-//! `ring_watch: "off"` disables it. A packed ring has no indices in memory. Its descriptors show
-//! the driver's position. But a device skips the descriptors of a chain that it uses, so they do
-//! not show the buffers in flight. Packed rings are not watched, and the state says so.
+//! The timer alone wakes the vmm thread of an idle machine. `ring_watch: "off"` disables the
+//! samples. A packed ring has no indices in memory. Its descriptors show the driver's position.
+//! But a device skips the descriptors of a chain that it uses, so they do not show the buffers in
+//! flight. Packed rings are not watched, and the state says so.
 
 pub(super) mod in_flight;
 mod queue;
 
+use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -41,12 +42,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// How often the indices are read until they are consistent.
 const TRIES: u32 = 4;
 
-/// Starts or stops the sampling timer.
-pub(super) fn run(timer: &Timer, on: bool) {
-    let period = if on { PERIOD } else { Duration::ZERO };
-    if let Err(error) = timer.set(period, period) {
-        tracing::warn!(%error, "cannot set the timer of the ring watch");
-    }
+/// Has the timer expire a period from now, and then each period.
+pub(super) fn arm(timer: &Timer) -> io::Result<()> {
+    timer.set(PERIOD, PERIOD)
 }
 
 /// The watch of one device.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use vdpa_mgmt::Connection;
 use vdpa_mgmt::bus::Bus;
 use vdpa_mgmt::nic::{self, Activity, LockedStore, MadeNic, NicRequest, Nics, State};
-use vdpa_mgmt::{ClassConfig, DeviceConfig, NetConfig};
+use vdpa_mgmt::{ClassConfig, DeviceConfig, ErrorKind, NetConfig};
 use vmm::config::{VdpaConfig, VdpaSource};
 
 use crate::error::{Error, HOST_FAILED, UNUSABLE};
@@ -322,6 +322,13 @@ pub(in crate::machines) fn by_name(device: &str) -> Result<PathBuf, Error> {
     })
 }
 
+/// Whether there is no vDPA device of this name. The kernel takes a device off the bus before it
+/// waits for the processes that have it open.
+pub(super) fn is_gone(device: &str) -> bool {
+    let found = Bus::default().device(device);
+    found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
 /// The vDPA device that has this character device.
 fn device_at(path: &Path) -> Option<String> {
     let wanted = path.metadata().ok()?;
@@ -344,5 +351,10 @@ mod tests {
     fn other_files_are_no_device() {
         assert_eq!(device_at(Path::new("/dev/null")), None);
         assert_eq!(device_at(Path::new("/nowhere")), None);
+    }
+
+    #[test]
+    fn an_invalid_name_is_no_proof_of_a_removal() {
+        assert!(!is_gone("../x"));
     }
 }

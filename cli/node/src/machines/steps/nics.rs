@@ -5,6 +5,7 @@
 //!   swap     moved to an existing device ─> announced to the network ─> created devices deleted
 //!   seat     moved to the backup device, or back; both devices stay
 //!   remove   the guest releases it ─> created devices deleted
+//!   the host removes its device ─> the rest of that device deleted; the next start creates it
 //! ```
 //! The VMM also moves a NIC to its backup device by itself; the daemon queries the devices of the
 //! NICs and updates the record. The NIC stays on the backup when the policy restarts the VM. After
@@ -187,7 +188,22 @@ impl Lifecycle<'_> {
         if !moved.is_empty() {
             self.note(record);
         }
+        for id in &moved {
+            self.drop_vanished(record, id);
+        }
         moved
+    }
+
+    /// Deletes the rest of the devices that were created for a NIC and that the host has removed.
+    /// The NIC stays in the spec, so the next start creates them again.
+    pub(crate) fn drop_vanished(&self, record: &mut Record, id: &NicId) {
+        for device in record.created_for(id) {
+            if self.host.is_gone(&device)
+                && let Err(error) = self.drop_device(record, &device)
+            {
+                self.warn(id, &error, "cannot delete the rest of a removed device");
+            }
+        }
     }
 
     /// Moves a NIC to another existing device: `spec` has it. The devices created for it are

@@ -72,6 +72,47 @@ fn devices_created_for_nics_are_recorded_once() {
     assert_eq!(fake.stored(&vm), Some(record));
 }
 
+/// Without a backup the NIC is gone until the next start; with one it is on the backup.
+#[test]
+fn the_rest_of_a_removed_device_is_deleted_and_the_next_start_creates_it_again() {
+    for (number, backup) in [(0, false), (1, true)] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let daemon = Daemon::new(&fake, &vm);
+        let lifecycle = daemon.lifecycle();
+        let made = lifecycle.create(Record::new(spec(2, false, Restart::Never)));
+        let mut record = made.unwrap();
+        let nic = nic(number);
+        let (id, device) = (nic.id().clone(), vm.device(nic.id()));
+        let before = record.steps().to_vec();
+        lifecycle.drop_vanished(&mut record, &id);
+        assert_eq!(record.steps(), before, "it is there");
+        {
+            let mut sim_host = fake.sim_host();
+            sim_host.devices.remove(&device);
+            let nics = &mut sim_host.processes[0].nics;
+            if backup {
+                nics.insert(id.to_string(), vm.backup(&id));
+            } else {
+                nics.remove(id.as_str());
+            }
+        }
+        if backup {
+            assert_eq!(lifecycle.query_failovers(&mut record), vec![id.clone()]);
+        } else {
+            lifecycle.drop_vanished(&mut record, &id);
+        }
+        assert!(!record.has_device(&device) && record.spec.nic(&id).is_some());
+        assert_eq!(record.has_created(&id), backup);
+        holds(&fake, &vm).unwrap();
+        lifecycle.mark_stopped(&mut record, false).unwrap();
+        lifecycle.stop(&mut record).unwrap();
+        lifecycle.start(&mut record).unwrap();
+        assert!(record.has_device(&device));
+        assert!(fake.sim_host().devices.contains(&device));
+    }
+}
+
 /// A silent process may run a guest.
 #[test]
 fn the_next_daemon_leaves_a_process_alone_that_does_not_answer() {

@@ -72,7 +72,10 @@ pub(super) struct Seen {
     pub(super) failed: bool,
     /// A reset does not end.
     pub(super) resetting: bool,
-    /// The guest's doorbells, to be inspected in `hand_over`.
+    /// The host removes the device.
+    pub(super) removal: Option<Outcome>,
+    pub(super) closed: bool,
+    /// The guest's doorbells, to be inspected in `hand_over` and `close`.
     pub(super) watched: Option<Arc<FakeDoorbells>>,
     /// The targets of the guest's kicks in `hand_over`.
     pub(super) reached: Vec<Reached>,
@@ -147,6 +150,8 @@ impl Model {
             broken_ring: false,
             failed: false,
             resetting: false,
+            removal: None,
+            closed: false,
             watched: None,
             reached: Vec::new(),
             rolled_back: 0,
@@ -203,6 +208,9 @@ impl Backend for Model {
     fn negotiate(&mut self, features: u64) -> Result<(), Error> {
         let mut seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Inactive, "negotiate");
+        if seen.closed {
+            return Err(Error::other("removed"));
+        }
         assert_eq!(features & !OFFER, 0);
         assert_ne!(features & VERSION_1, 0);
         if features & REFUSE != 0 {
@@ -347,6 +355,21 @@ impl Hardware for Model {
     }
     fn has_failed(&self) -> bool {
         self.seen.lock().failed
+    }
+    fn removal(&mut self) -> Option<Outcome> {
+        let mut seen = self.seen.lock();
+        let removal = seen.removal.filter(|_| !seen.closed);
+        seen.failed |= removal.is_some_and(|outcome| outcome.needs_reset);
+        removal
+    }
+    fn close(&mut self) -> Box<dyn Send> {
+        let mut seen = self.seen.lock();
+        let pages = seen.watched.as_ref().map_or(Vec::new(), |one| one.all());
+        let pages = pages.iter().any(|page| matches!(page, Reached::Page(..)));
+        assert!(!pages, "a page of the device is mapped");
+        seen.closed = true;
+        seen.stage = Stage::Failed;
+        Box::new(())
     }
     fn hand_over(&mut self) -> Result<SavedState, Error> {
         {

@@ -218,6 +218,10 @@ impl Host for Fake {
         })
     }
 
+    fn is_gone(&self, device: &str) -> bool {
+        !self.sim_host().devices.contains(device)
+    }
+
     fn start_process(&self, _: &VmName) -> Result<Identity, Error> {
         self.call(|sim_host| {
             sim_host.started += 1;
