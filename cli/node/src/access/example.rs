@@ -5,9 +5,10 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use ring::digest::{SHA256, digest};
 use tokio::sync::watch;
-use tokio_rustls::rustls::server::ResolvesServerCertUsingSni;
+use tokio_rustls::rustls::server::{ResolvesServerCertUsingSni, WebPkiClientVerifier};
 use tokio_rustls::rustls::{self, ServerConfig};
 
+use super::certificates::Tls;
 use super::listener::TlsPeer;
 use super::{Access, AccessFiles, CertificateFiles, Loaded, Role, Tokens};
 
@@ -29,7 +30,10 @@ impl Access {
             .with_no_client_auth()
             .with_cert_resolver(resolver);
         let loaded = Loaded {
-            tls: Arc::new(tls),
+            tls: Tls {
+                config: Arc::new(tls),
+                clients: WebPkiClientVerifier::no_client_auth(),
+            },
             tokens: Arc::new(Tokens::parse(text.as_bytes(), "tokens".as_ref()).unwrap()),
         };
         let files = AccessFiles {
@@ -37,6 +41,7 @@ impl Access {
                 certificate: "/nonexistent".into(),
                 key: "/nonexistent".into(),
                 client_ca: "/nonexistent".into(),
+                client_crl: None,
             },
             tokens: "/nonexistent".into(),
         };
@@ -54,6 +59,8 @@ impl TlsPeer {
             address: ([192, 0, 2, 1], 5000).into(),
             subject: "CN=ops".into(),
             fingerprint: "00".into(),
+            chain: Arc::default(),
+            loads: 0,
         }
     }
 }
