@@ -6,9 +6,9 @@
 //!   RUNTIME/vms/NAME  the mark of a VM's process
 //! ```
 //! A record is written before the process starts and deleted after it ended. So a process without
-//! one means that the daemon has the records of something else: an empty directory, an old copy,
-//! a file system that is not mounted. Then the daemon must not start, because it would end guests
-//! or start them twice.
+//! one means that the daemon has other records: an empty directory, or an old copy. The file system
+//! may not be mounted. Then the daemon must not start, because it would end guests or start them
+//! twice.
 //!
 //! Owns the file `owner`.
 

@@ -19,7 +19,7 @@
 //!   any but saved, by a swap of the backend (`swap.rs`) --> the same
 //! ```
 //! While a device is resetting, its status stays as it was, and writes to its registers have no
-//! effect: a driver waits until the status is 0 (virtio 1.3, 4.1.4.3.2). So no vCPU waits for
+//! effect. A driver waits until the status is 0 (virtio 1.3, 4.1.4.3.2). So no vCPU waits for
 //! storage under the lock. A refused FEATURES_OK leaves the phase unchanged.
 //!
 //! It must not know who maps the BAR, nor how the backend works.

@@ -43,9 +43,9 @@ pub struct RestoreRequest {
     /// vDPA devices that have other paths or descriptors on this host, each with the NIC's `id`.
     #[serde(default)]
     pub vdpa: Vec<VdpaConfig>,
-    /// The files, or directories above them, that the snapshot may name, as absolute paths: the
-    /// kernel, the initramfs, disks, and devices of NICs that `vdpa` does not have. Any other file
-    /// is refused.
+    /// The files that the snapshot may name, or directories above them, as absolute paths. These
+    /// are the kernel, the initramfs, disks, and devices of NICs that `vdpa` does not have. Any
+    /// other file is refused.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub allow_paths: Vec<PathBuf>,
