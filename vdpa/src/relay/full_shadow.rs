@@ -56,8 +56,8 @@ pub struct FullShadow {
     receiving: u16,
     /// Number of the device's chains that last for a while: see [`FullShadow::kick`].
     plenty: u16,
-    /// Chains were forwarded since the last check whether the device wants a kick.
-    kick_due: bool,
+    /// Chains that were forwarded since the last check whether the device wants a kick.
+    unannounced: u16,
 }
 
 impl FullShadow {
@@ -100,7 +100,7 @@ impl FullShadow {
             listening: Listening::No,
             receiving: 0,
             plenty,
-            kick_due: false,
+            unannounced: 0,
         })
     }
 
@@ -196,15 +196,21 @@ impl FullShadow {
         Ok(used)
     }
 
-    /// Whether the device must be kicked. It `had` this many chains before the last were forwarded.
-    /// A device with plenty is kicked when it has fewer, for all chains added meanwhile; it may
-    /// find them in the ring earlier. So a receive queue does not cost a kick for each buffer that
-    /// the guest returns. A driver that refills in batches does the same.
+    /// Chains that the device has, without those for which no kick was considered: it may take a
+    /// chain only when it is kicked. If it found some by itself, it has more.
+    fn announced(&self) -> u16 {
+        self.outstanding().saturating_sub(self.unannounced)
+    }
+
+    /// Whether the device must be kicked. It `had` this many announced chains before the last were
+    /// forwarded. A device with plenty is kicked when it has fewer, for all chains added meanwhile;
+    /// it may find them in the ring earlier. So a receive queue does not cost a kick for each
+    /// buffer that the guest returns. A driver that refills in batches does the same.
     fn kick(&mut self, had: u16) -> Result<bool, Error> {
-        if !self.kick_due || had >= self.plenty {
+        if self.unannounced == 0 || had >= self.plenty {
             return Ok(false);
         }
-        self.kick_due = false;
+        self.unannounced = 0;
         self.private.needs_kick()
     }
 
@@ -279,9 +285,9 @@ impl Svq for FullShadow {
         // Forward buffers to the device before the guest sees used ones. The guest then sends
         // frames whose replies may arrive before the next pass, and a receive queue that is short
         // of buffers loses them.
-        let had = self.private.outstanding();
+        let had = self.announced();
         let forwarded = self.forward()?;
-        self.kick_due |= forwarded > 0;
+        self.unannounced = self.unannounced.saturating_add(forwarded);
         let kick = self.kick(had)?;
         let used = self.give_back(dirty)?;
         let interrupt = used > 0 && self.guest.publish()?;

@@ -217,6 +217,27 @@ fn a_shadow_asks_for_kicks_only_while_the_device_may_run_out() {
     }
 }
 
+/// A device that takes chains only when it is kicked, and uses all that it has while the guest
+/// returns one buffer at a time.
+#[test]
+fn a_shadow_kicks_a_device_that_used_all_announced_chains() {
+    for event_idx in [false, true] {
+        let mut sim = RingSim::new(event_idx, false, 0);
+        for _ in 0..SIZE - SIZE / 8 {
+            sim.add();
+        }
+        sim.change(How::FullShadow).unwrap();
+        sim.fetch(usize::from(SIZE));
+        for _ in 0..SIZE {
+            sim.add();
+            sim.complete(0);
+            while sim.pass() {}
+            sim.take();
+        }
+        sim.settle();
+    }
+}
+
 /// Sent frames are returned with the next event, without a wake-up.
 #[test]
 fn a_shadow_requests_notifications_only_where_a_side_waits_for_used_chains() {
