@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bellhop_api::node::Role;
 use parking_lot::RwLock;
 use ring::digest::{SHA256, digest};
 use tokio::sync::watch;
@@ -10,7 +11,7 @@ use tokio_rustls::rustls::{self, ServerConfig};
 
 use super::certificates::Tls;
 use super::listener::TlsPeer;
-use super::{Access, AccessFiles, CertificateFiles, Loaded, Role, Tokens};
+use super::{Access, AccessFiles, CertificateFiles, Loaded, Tokens};
 
 impl Access {
     /// Access by TCP for callers with these tokens: the token, its role and its expiry.

@@ -18,6 +18,7 @@ use axum::http::header::AUTHORIZATION;
 use axum::http::{Method, Request, Uri};
 use axum::routing::{self, MethodFilter, on};
 use axum::{Extension, Router};
+use bellhop_api::node::Role;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
@@ -30,7 +31,7 @@ use vmm::http::request_text::requests;
 use vmm::http::server::UnixPeer;
 
 use super::{DOCUMENT, FORWARDED, registered, router};
-use crate::access::{Access, Role, TlsPeer, check};
+use crate::access::{Access, TlsPeer, check};
 use crate::context::Node;
 
 static DESCRIPTION: LazyLock<Value> = LazyLock::new(|| serde_json::from_str(DOCUMENT).unwrap());
