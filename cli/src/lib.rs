@@ -187,7 +187,12 @@ pub fn main() -> ExitCode {
         Report::use_json();
     }
     let logs = &arguments.logs;
-    logging::start(logs.log_level, logs.log_format, logs.log_file.as_deref());
+    logging::start(
+        logs.log_level,
+        logs.log_format,
+        logs.log_file.as_deref(),
+        arguments.command.log_rate(),
+    );
     match arguments
         .command
         .execute(arguments.format, Arguments::command)

@@ -1,5 +1,7 @@
 //! Log lines on standard error, or in a file.
 
+mod limit;
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -9,6 +11,7 @@ use std::sync::Arc;
 use bellhop_common::colour;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use limit::{Limit, SUPPRESSED};
 use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -17,6 +20,8 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use vmm::rotating_file::{RotatingFile, SIZE_MAX};
+
+pub(crate) use limit::Rate;
 
 /// The target of audit lines, which are logged at every level: each change, with its author.
 const AUDIT: &str = "audit";
@@ -38,7 +43,13 @@ pub(crate) enum LogFormat {
 
 /// Sends log lines of `level` and above, and audit lines, to standard error from now on, or to
 /// `file`. If the file cannot be used, it logs a warning there: no VM ends because of its log.
-pub(crate) fn start(level: LevelFilter, format: LogFormat, file: Option<&Path>) {
+/// `rate` limits the lines of each call site.
+pub(crate) fn start(
+    level: LevelFilter,
+    format: LogFormat,
+    file: Option<&Path>,
+    rate: Option<Rate>,
+) {
     let opened = file.map(|path| LogFile::open(path, SIZE_MAX)).transpose();
     let (log, error) = match opened {
         Ok(log) => (log, None),
@@ -46,8 +57,11 @@ pub(crate) fn start(level: LevelFilter, format: LogFormat, file: Option<&Path>) 
     };
     let lines = Targets::new()
         .with_default(level)
-        .with_target(AUDIT, level.max(LevelFilter::INFO));
-    let registry = tracing_subscriber::registry().with(lines);
+        .with_target(AUDIT, level.max(LevelFilter::INFO))
+        .with_target(SUPPRESSED, level.max(LevelFilter::WARN));
+    let registry = tracing_subscriber::registry()
+        .with(lines)
+        .with(rate.map(Limit::new));
     let has_file = log.is_some();
     let coloured = !has_file && colour::wanted(&io::stderr());
     let writer = match log {
@@ -118,7 +132,54 @@ impl Write for LogFile {
 
 #[cfg(test)]
 mod tests {
+    use std::thread::sleep;
+    use std::time::Duration;
+
     use super::*;
+
+    /// Uses the subscriber of this process: lines of other tests reach it, too.
+    #[test]
+    fn a_flood_is_suppressed_and_counted() {
+        const FLOOD: usize = 10_000;
+        let name = format!("bellhop-flood-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        start(
+            LevelFilter::ERROR,
+            LogFormat::Text,
+            Some(&path),
+            Some(Rate::VM),
+        );
+        for round in ["first", "second"] {
+            for line in 0..FLOOD {
+                // An argument that differs must not make it another source.
+                tracing::error!(line, "{round} flood");
+                tracing::info!(target: AUDIT, "{round} audit line");
+            }
+            tracing::error!("{round} quiet line");
+            tracing::warn!("below the level");
+            sleep(Duration::from_millis(1100));
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+        let first = count("first flood");
+        // Each interval lets a line through, and this processor may be busy.
+        assert!((100..200).contains(&first), "{first}");
+        assert!((1..100).contains(&count("second flood")), "{text}");
+        assert!(count("lines suppressed: too many from one source") > 0);
+        // Between the last line of the first round and the first one of the second.
+        let suppressed = text
+            .lines()
+            .rfind(|line| line.contains("lines suppressed"))
+            .unwrap();
+        assert!(suppressed.contains(" WARN "), "{suppressed}");
+        assert!(suppressed.contains("logging.rs:"), "{suppressed}");
+        for round in ["first", "second"] {
+            assert_eq!(count(&format!("{round} audit line")), FLOOD);
+            assert_eq!(count(&format!("{round} quiet line")), 1);
+        }
+        assert_eq!(count("below the level"), 0);
+        std::fs::remove_file(path).unwrap();
+    }
 
     #[test]
     fn a_log_rotates_and_leaves_other_streams_alone() {

@@ -111,6 +111,22 @@ fn killed_and_at_once_usable_again() {
     guest.power_off().unwrap();
 }
 
+/// The daemon decides by the exit code whether the guest may start again.
+#[test]
+fn a_full_disk_does_not_change_the_exit_code() {
+    let kernel = CrashKernel::at_once();
+    let arguments = BellhopArguments::small().unwrap().kernel(kernel.path());
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let mut child = arguments
+        .command()
+        .stdin(Stdio::null())
+        .stdout(full())
+        .stderr(full())
+        .spawn()
+        .unwrap();
+    assert_eq!(wait(&mut child).code(), Some(3));
+}
+
 /// The standard input of a VMM whose user closes the pipe early.
 #[test]
 fn a_guest_lives_on_without_input() {

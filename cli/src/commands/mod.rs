@@ -37,6 +37,8 @@ use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 
+use crate::logging::Rate;
+
 /// A subcommand and its arguments.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
@@ -82,6 +84,15 @@ impl From<GoesOn> for Command {
 }
 
 impl Command {
+    /// The limit for log lines of each call site. The others log only what their user requests.
+    pub(crate) fn log_rate(&self) -> Option<Rate> {
+        match self {
+            Self::Run(_) => Some(Rate::VM),
+            Self::Serve(_) => Some(Rate::DAEMON),
+            _ => None,
+        }
+    }
+
     /// Runs the subcommand, and prints its result in this format. `all` describes all subcommands.
     pub(crate) fn execute(self, format: Format, all: fn() -> clap::Command) -> Result<Code, Error> {
         match self {

@@ -6,7 +6,7 @@ mod inherited;
 use std::path::{Path, PathBuf};
 
 use bellhop_common::error::{Error, ErrorKind};
-use bellhop_common::exit::Code;
+use bellhop_common::exit::{Code, Report};
 use vdpa::causes::in_one_line;
 use vmm::api::{Server, Starts};
 use vmm::config::{HugePageSize, MemorySize, RingWatch, VdpaConfig, VmConfig};
@@ -357,9 +357,9 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
         Exit::PoweredOff => Code::Success,
         Exit::Moved => Code::Moved,
         Exit::Indeterminate => {
-            eprintln!(
-                "error: the guest runs at the destination or nowhere: check there before you start \
-                 it again"
+            report(
+                "the guest runs at the destination or nowhere: check there before you start it \
+                 again",
             );
             Code::Indeterminate
         }
@@ -367,10 +367,16 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
         // The next program would run in this process.
         Exit::HandedOver => Code::Failed,
         Exit::Crashed(reason) => {
-            eprintln!("error: the guest crashed: {reason}");
+            report(&format!("the guest crashed: {reason}"));
             Code::GuestCrashed
         }
     })
+}
+
+/// Prints an error. Unlike `eprintln!` it does not panic if standard error is on a full disk: the
+/// daemon needs the exit code.
+fn report(message: &str) {
+    Report::from_messages([message.to_owned()]).print();
 }
 
 /// From now on the VM cannot be handed back.

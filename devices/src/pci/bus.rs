@@ -52,6 +52,8 @@ struct Placement {
     first: u64,
     /// The address at which the BAR is mapped now.
     mapped: Option<u64>,
+    /// The last address in use by another device, which was logged.
+    collision: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -126,8 +128,12 @@ impl PciBus {
         for bar in function.bars() {
             match slots.window.allocate(bar.size) {
                 Ok(first) => {
-                    let mapped = None;
-                    placements.insert(bar.index, Placement { first, mapped });
+                    let placement = Placement {
+                        first,
+                        mapped: None,
+                        collision: None,
+                    };
+                    placements.insert(bar.index, placement);
                 }
                 Err(error) => {
                     for placement in placements.values() {
@@ -323,12 +329,16 @@ impl PciBus {
                         occupant.function.bar_moved(bar.index, Some(bar.address));
                     }
                     Err(error) => {
-                        warn!(
-                            %slot,
-                            bar = bar.index,
-                            %error,
-                            "the guest put a BAR over another device: the BAR stays unmapped"
-                        );
+                        // Each write to a command or BAR register tries again.
+                        let logged = placement.collision.replace(bar.address);
+                        if logged != Some(bar.address) {
+                            warn!(
+                                %slot,
+                                bar = bar.index,
+                                %error,
+                                "the guest put a BAR over another device: the BAR stays unmapped"
+                            );
+                        }
                     }
                 }
             }

@@ -66,8 +66,6 @@ struct State {
     ejected: u32,
     /// The last level of the interrupt.
     asserted: bool,
-    /// Whether a refused eject was logged: a guest must not fill the log.
-    refused: bool,
 }
 
 /// The hot-plug registers; see the module.
@@ -150,14 +148,13 @@ impl PciHotplug {
         state.inserted = 0;
         state.removal = 0;
         state.ejectable = 0;
-        state.refused = false;
         self.settle(&mut state);
     }
 
     fn eject(&self, state: &mut State, slots: u32) {
         let granted = slots & state.ejectable;
         let refused = slots & !granted;
-        if refused != 0 && !std::mem::replace(&mut state.refused, true) {
+        if refused != 0 {
             debug!(
                 slots = format_args!("{refused:#x}"),
                 "the guest ejects PCI slots without a request: they stay"

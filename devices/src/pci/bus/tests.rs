@@ -1,6 +1,11 @@
 //! The bus with a function that only records: both access paths, invalid widths, BARs that move,
 //! collide and swap.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata};
+
 use super::*;
 use crate::pci::{Bar, ConfigPorts, ConfigSpace, Ecam, Identity};
 use crate::saved::through_a_file;
@@ -262,6 +267,50 @@ fn two_bars_collide_and_swap() {
     pci.remove(a).unwrap();
     assert_eq!(left.moves(), [None]);
     assert_eq!(right.moves(), [Some(there)]);
+}
+
+/// Counts the warnings of a thread.
+#[derive(Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn a_guest_does_not_fill_the_log() {
+    let warnings = Warnings::default();
+    let count = Arc::clone(&warnings.0);
+    tracing::subscriber::with_default(warnings, || {
+        let (_memory, pci) = bus();
+        let functions: [Slot; 5] = std::array::from_fn(|_| pci.add(None, Recorder::new()).unwrap());
+        for slot in functions {
+            pci.write_config(slot, 4, &[2]);
+            move_to(&pci, slot, WINDOW);
+        }
+        for _ in 0..1000 {
+            pci.write_config(functions[4], 4, &[0]);
+            pci.write_config(functions[4], 4, &[2]);
+        }
+        // One for each of the four, and another one at another address.
+        assert_eq!(count.load(Ordering::Relaxed), 4);
+        let there = WINDOW + 8 * BAR_SIZE;
+        move_to(&pci, functions[0], there);
+        move_to(&pci, functions[2], there);
+        assert_eq!(count.load(Ordering::Relaxed), 5);
+    });
 }
 
 #[test]

@@ -77,7 +77,6 @@ impl PciHotplug {
             ejectable,
             ejected,
             asserted: state.asserted,
-            refused: false,
         };
         if ejected != 0 {
             // The only failure is a counter at its maximum, which is readable too.

@@ -321,6 +321,7 @@ fn a_flush_that_cannot_sync_is_an_error() {
     assert_eq!(driver.bytes(STATUS, 1), [1]);
 }
 
+/// CVE-2026-45782 of another VMM: I/O completed after a reset.
 #[test]
 fn reset_with_io_in_flight_leaves_nothing_behind() {
     let (mut block, mut driver, mut writer) = stuck();

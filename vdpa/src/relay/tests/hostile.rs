@@ -117,6 +117,7 @@ fn ring_with(descriptors: &[(u64, u32, u16, u16)], table: &[(u64, u32, u16, u16)
     sim.ring()
 }
 
+/// Among others CVE-2021-3748 of another VMM: a descriptor outside RAM.
 #[test]
 fn chains_that_break_a_rule_are_refused() {
     const NEXT: u16 = 1;

@@ -168,6 +168,7 @@ fn publishing_marks_the_ring_dirty() {
     assert!(dirty(RING.device) && !dirty(RING.driver));
 }
 
+/// Among others CVE-2021-3748 of another VMM: a descriptor outside RAM.
 #[test]
 fn malformed_chains_are_refused() {
     let ram_end = RAM as u64;
