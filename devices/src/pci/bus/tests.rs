@@ -86,8 +86,8 @@ fn answers(memory: &Bus, address: u64) -> bool {
     data == [0x5a]
 }
 
-/// All places of two BARs in and around a window of four. A BAR answers if it lies in the window and
-/// no earlier one has the address.
+/// All places of two BARs in and around a window of four. A BAR answers if it lies in the window
+/// and no earlier one has the address.
 #[test]
 fn all_places_of_two_bars() {
     let memory = Arc::new(Bus::new());

@@ -77,8 +77,8 @@ impl NetIdentity {
         if features != 0 && differs && !settable {
             return Err(Error::other(
                 "the device has another MAC address, which cannot be set without the features \
-                 CTRL_VQ and CTRL_MAC_ADDR: create the device with the guest's address (`bellhop dev add … mac \
-                 ADDRESS`)",
+                 CTRL_VQ and CTRL_MAC_ADDR: create the device with the guest's address (`bellhop \
+                 dev add … mac ADDRESS`)",
             ));
         }
         Ok(())
