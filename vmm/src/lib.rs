@@ -16,6 +16,7 @@ pub mod machine;
 pub mod memory;
 pub mod migration;
 pub mod rotating_file;
+pub mod sandbox;
 pub mod snapshot;
 pub mod vcpu;
 

@@ -29,6 +29,7 @@ mod watcher;
 pub use access::{AccessFiles, CertificateFiles, Role, Token, Tokens};
 pub use api::API_LEVEL;
 pub use error::Error;
+pub use machines::sandbox::{BadUsers, VmUsers};
 pub use machines::spec::file as vm_file;
 pub use paths::Paths;
 pub use peers::{Road, check, is_node};

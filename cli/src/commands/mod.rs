@@ -33,6 +33,8 @@ mod vm;
 pub(crate) use run::{is_handed_over, refuse_hand_over};
 pub(crate) use serve::with_file;
 
+use std::path::Path;
+
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
@@ -82,6 +84,14 @@ impl From<GoesOn> for Command {
 }
 
 impl Command {
+    /// Confines this process, if it is to run a VM in a sandbox: before it opens its log.
+    pub(crate) fn confine(&self, log: Option<&Path>) -> Result<(), Error> {
+        match self {
+            Self::Run(arguments) => arguments.confine(log),
+            _ => Ok(()),
+        }
+    }
+
     /// Runs the subcommand, and prints its result in this format. `all` describes all subcommands.
     pub(crate) fn execute(self, format: Format, all: fn() -> clap::Command) -> Result<Code, Error> {
         match self {

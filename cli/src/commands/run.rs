@@ -2,8 +2,9 @@
 
 mod hand_over;
 mod inherited;
+mod sandbox;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::Code;
@@ -15,6 +16,7 @@ use vmm::machine::{Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, Sto
 use vmm::migration::endpoint::Endpoint;
 
 use hand_over::Taken;
+use sandbox::SandboxArguments;
 
 use crate::commands::machine_arguments::{MachineArguments, json_of};
 use crate::commands::migration_tls::TlsArguments;
@@ -162,6 +164,9 @@ pub(crate) struct Arguments {
     /// FILE.1 and replaces an older FILE.1
     #[arg(long, value_name = "FILE", requires = "console_socket")]
     console_log: Option<PathBuf>,
+
+    #[command(flatten)]
+    sandbox: SandboxArguments,
 }
 
 const NO_SIGNALS: &str = "cannot catch signals";
@@ -184,6 +189,13 @@ impl ConsoleTarget {
 }
 
 impl Arguments {
+    /// Enters the sandbox, if the options request it. `log` is the file of this process's log.
+    pub(crate) fn confine(&self, log: Option<&Path>) -> Result<(), Error> {
+        let files = [&self.api_socket, &self.console_socket, &self.console_log];
+        let [api, console, output] = files.map(Option::as_deref);
+        self.sandbox.enter(&[api, console, output, log])
+    }
+
     /// `None`: the configuration comes by the API.
     fn into_origin(mut self) -> Result<Option<Origin>, Error> {
         if let Some(directory) = self.restore.take() {

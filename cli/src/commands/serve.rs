@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use bellhop_common::client::Credentials;
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::Code;
-use bellhop_node::{AccessFiles, CertificateFiles, Options, Paths, Road};
+use bellhop_node::{AccessFiles, CertificateFiles, Options, Paths, Road, VmUsers};
 use tracing::level_filters::LevelFilter;
 use vmm::migration::tls::TlsFiles;
 
@@ -68,6 +68,14 @@ pub(crate) struct Arguments {
     /// The log level of the VMs' processes, each with STATE-DIR/vms/NAME/vmm.log
     #[arg(long, value_name = "LEVEL", value_parser = logging::level(), default_value = "warn")]
     machine_log_level: LevelFilter,
+
+    /// The user and group IDs of the VMs' processes, one for each VM. Reserve them for this daemon:
+    /// no other user, container or daemon of this host may have them. off: VMs run as root, without
+    /// capabilities, and see the host's files
+    ///
+    /// Each VM's process has an empty root directory, in which only its own files exist.
+    #[arg(long, value_name = "FIRST-LAST|off", default_value_t)]
+    vm_uids: VmUsers,
 
     /// Report each step on this Unix socket, and wait for a reply before the next one: for tests
     #[arg(long, value_name = "SOCKET", hide = true)]
@@ -187,6 +195,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         log_level: arguments.machine_log_level.to_string(),
         credentials: arguments.credentials.clone(),
         road: arguments.move_by.road(),
+        vm_users: arguments.vm_uids.clone(),
         step_observer: arguments.step_observer.clone(),
     });
     done.map_err(|error| Error::transparent(ErrorKind::Failed, error))?;

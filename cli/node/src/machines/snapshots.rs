@@ -31,7 +31,18 @@ impl Machines {
     ) -> Result<NewSnapshot, Error> {
         let name = match (wanted.name, wanted.path) {
             (Some(name), None) => name,
-            (None, Some(path)) => return Ok(NewSnapshot::at(path)),
+            (None, Some(path)) => {
+                let entry = self.find(vm)?;
+                let created = self.locked(&entry, move |machines, entry| {
+                    if !machines.is_jailed(entry.name()) {
+                        return Ok(NewSnapshot::at(path));
+                    }
+                    let place = NewSnapshot::beside(&path)?;
+                    machines.show_files(entry.name(), place.files())?;
+                    Ok(place)
+                });
+                return created.await?;
+            }
             _ => return Err(contradiction("give either `name` or `path`")),
         };
         let entry = self.find(vm)?;
@@ -52,7 +63,9 @@ impl Machines {
                 created_ms: milliseconds(since_1970()),
                 spec,
             };
-            Snapshots::of(&machines.paths).create(&name, &about)
+            let place = Snapshots::of(&machines.paths).create(&name, &about)?;
+            machines.show_files(vm, place.files())?;
+            Ok(place)
         });
         created.await?
     }
@@ -156,7 +169,11 @@ mod tests {
             created_ms: 1,
             spec: spec(&json!({})),
         };
-        snapshots.create(&broken, &about).unwrap().complete();
+        snapshots
+            .create(&broken, &about)
+            .unwrap()
+            .complete()
+            .unwrap();
         let machine = snapshots.machine(&broken);
         std::fs::create_dir(&machine).unwrap();
         std::fs::write(machine.join("state"), b"\x89BELLHOP and more").unwrap();

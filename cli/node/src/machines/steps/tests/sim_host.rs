@@ -218,7 +218,7 @@ impl Host for Fake {
         })
     }
 
-    fn start_process(&self, _: &VmName) -> Result<Identity, Error> {
+    fn start_process(&self, _: &VmName, _: &Record) -> Result<Identity, Error> {
         self.call(|sim_host| {
             sim_host.started += 1;
             let identity = Identity {
