@@ -69,6 +69,8 @@ impl Groups {
         })?;
         let parent = Path::new(MOUNT).join(parent);
         let groups = parent.join(group_name(runtime));
+        // Not there in cgroup v1, whose groups must not be touched.
+        fs::metadata(parent.join("cgroup.controllers"))?;
         create(&groups)?;
         for group in [&parent, &groups] {
             let there = fs::read_to_string(group.join("cgroup.controllers"))?;
