@@ -187,6 +187,11 @@ pub fn main() -> ExitCode {
         Report::use_json();
     }
     let logs = &arguments.logs;
+    if let Err(error) = arguments.command.confine(logs.log_file.as_deref()) {
+        commands::refuse_hand_over(&error);
+        error.in_words().print();
+        return error.code().into();
+    }
     logging::start(
         logs.log_level,
         logs.log_format,

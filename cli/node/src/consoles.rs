@@ -24,6 +24,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 use vmm::http::budget::{Budget, BudgetPlace};
+use vmm::http::socket::connect_directly;
 
 use crate::error::Error;
 use crate::machines::spec::VmName;
@@ -119,7 +120,7 @@ impl Drop for Console {
 impl Console {
     async fn connect(socket: &Path) -> io::Result<Arc<Self>> {
         let console = Self {
-            stream: Arc::new(UnixStream::connect(socket).await?),
+            stream: Arc::new(connect_directly(socket).await?),
             output: watch::Sender::default(),
             writer: Mutex::default(),
         };

@@ -48,7 +48,7 @@ impl Node {
             super::store::Store::open(&paths.store()).unwrap(),
             paths.clone(),
             "boot".to_owned(),
-            "info".to_owned(),
+            super::machines::sandbox::ProcessOptions::default(),
             None,
             super::peers::Peers::default(),
             Arc::new(move |_: &VmName, change: Change| listener.lock().push(change)),

@@ -44,6 +44,7 @@ pub use api::API_LEVEL;
 #[cfg(any(test, feature = "fuzz"))]
 pub use api::request_anything;
 pub use error::Error;
+pub use machines::sandbox::{BadUsers, VmUsers};
 pub use machines::spec::file as vm_file;
 pub use paths::Paths;
 pub use peers::{check, is_node};

@@ -25,6 +25,7 @@ use super::context::Node;
 use super::error::{Error, HOST_FAILED};
 use super::events::Events;
 use super::machines::observer::StepObserver;
+use super::machines::sandbox::{ProcessOptions, Sandbox, VmUsers};
 use super::machines::spec::VmName;
 use super::machines::{Change, Machines};
 use super::paths::Paths;
@@ -57,6 +58,8 @@ pub struct Options {
     pub migration_host: Option<String>,
     /// End the VMs that have no record, instead of refusing to start.
     pub end_orphans: bool,
+    /// The users of VMs' processes.
+    pub vm_users: VmUsers,
     /// The socket of an observer of each step.
     pub step_observer: Option<PathBuf>,
 }
@@ -217,7 +220,10 @@ fn machines(options: &Options, events: &Arc<Events>) -> Result<Arc<Machines>, Er
         store,
         options.paths.clone(),
         boot.trim().to_owned(),
-        options.log_level.clone(),
+        ProcessOptions {
+            log_level: options.log_level.clone(),
+            sandbox: Sandbox::open(&options.vm_users, options.paths.runtime()),
+        },
         observer.transpose()?,
         Peers::new(options.credentials.clone(), options.migration_host.clone()),
         Arc::new(move |vm: &VmName, change: Change| {

@@ -11,6 +11,7 @@
 //!
 //! Owns names and files.
 
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as IoErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -20,6 +21,7 @@ use axum::http::StatusCode;
 use bellhop_api::node::{BadSnapshotName, Snapshot, SnapshotName};
 use serde::{Deserialize, Serialize};
 use vmm::machine::Snapshot as SavedMachine;
+use vmm::sandbox::namespaces::Access;
 use vmm::snapshot::directory::{Snapshot as Files, is_being_written};
 use vmm::snapshot::format::version_of;
 
@@ -62,8 +64,10 @@ pub(crate) struct NewSnapshot {
     path: PathBuf,
     /// The directory to delete.
     unfinished: Option<PathBuf>,
+    /// The path of the client to which the complete snapshot moves.
+    destination: Option<PathBuf>,
     /// The locked description: a locked snapshot cannot be deleted.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 impl NewSnapshot {
@@ -72,8 +76,35 @@ impl NewSnapshot {
         Self {
             path,
             unfinished: None,
-            _lock: None,
+            destination: None,
+            lock: None,
         }
+    }
+
+    /// The same for a VM's process that sees only its own files. It writes into a new directory
+    /// beside `path`, so that it sees no other file there.
+    ///
+    /// # Errors
+    /// The directory cannot be created: another snapshot is being written there, for example.
+    pub(crate) fn beside(path: &Path) -> Result<Self, Error> {
+        // The working directory of a VM's process.
+        let path = Path::new("/").join(path);
+        let name = path.file_name().unwrap_or_default();
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(".bellhop");
+        let directory = path.with_file_name(hidden);
+        let made = DirBuilder::new().mode(0o700).create(&directory);
+        made.map_err(|error| {
+            let message = format!("cannot create the directory {}", directory.display());
+            Error::new(UNUSABLE, message).because(error)
+        })?;
+        Ok(Self {
+            path: directory.join(name),
+            unfinished: Some(directory),
+            destination: Some(path),
+            lock: None,
+        })
     }
 
     /// The directory that the VM's process creates.
@@ -81,9 +112,45 @@ impl NewSnapshot {
         &self.path
     }
 
-    /// Keeps the snapshot, which is complete.
-    pub(crate) fn complete(mut self) {
-        self.unfinished = None;
+    /// Checks that the path of the client is free, as the VM's process does for its own path.
+    ///
+    /// # Errors
+    /// It is in use.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let Some(path) = &self.destination else {
+            return Ok(());
+        };
+        let created = vmm::snapshot::directory::NewSnapshot::create(path);
+        created
+            .map(drop)
+            .map_err(|error| Error::transparent(UNUSABLE, error))
+    }
+
+    /// The files that the VM's process must see: the directory in which it creates the snapshot.
+    /// The description in it stays as it is.
+    pub(crate) fn files(&self) -> Vec<(PathBuf, Access)> {
+        let directory = self
+            .path
+            .parent()
+            .map(|path| (path.to_owned(), Access::Write));
+        let about = self.path.with_file_name(ABOUT);
+        let about = Some((about, Access::Read)).filter(|_| self.lock.is_some());
+        directory.into_iter().chain(about).collect()
+    }
+
+    /// Keeps the snapshot, which is complete, and returns its path.
+    ///
+    /// # Errors
+    /// Another file is at the path of the client by now.
+    pub(crate) fn complete(mut self) -> Result<PathBuf, Error> {
+        let Some(destination) = self.destination.take() else {
+            self.unfinished = None;
+            return Ok(self.path.clone());
+        };
+        let moved = fs::rename(&self.path, &destination);
+        let synced = moved.and_then(|()| destination.parent().map_or(Ok(()), sync));
+        synced.map_err(file(&destination))?;
+        Ok(destination)
     }
 }
 
@@ -143,11 +210,12 @@ impl Snapshots {
         let mut snapshot = NewSnapshot {
             path: self.machine(name),
             unfinished: Some(directory.clone()),
-            _lock: None,
+            destination: None,
+            lock: None,
         };
         let json = serde_json::to_vec(about);
         let json = json.map_err(Error::context("cannot encode the description"))?;
-        snapshot._lock = Some(write(&directory, &json).map_err(file(&directory))?);
+        snapshot.lock = Some(write(&directory, &json).map_err(file(&directory))?);
         sync(&self.0).map_err(file(&self.0))?;
         Ok(snapshot)
     }
@@ -372,7 +440,7 @@ mod tests {
         fs::write(new.path().join("state"), state).unwrap();
         let memory = File::create(new.path().join("memory")).unwrap();
         memory.set_len(64 << 20).unwrap();
-        new.complete();
+        new.complete().unwrap();
         let [one]: [_; 1] = snapshots.list().unwrap().try_into().unwrap();
         assert_eq!(
             (one.name.as_str(), one.vm.as_deref()),
@@ -395,7 +463,11 @@ mod tests {
         let create = |name: &str| {
             let name: SnapshotName = name.parse().unwrap();
             // A killed daemon deletes nothing.
-            snapshots.create(&name, &about()).unwrap().complete();
+            snapshots
+                .create(&name, &about())
+                .unwrap()
+                .complete()
+                .unwrap();
             snapshots.machine(&name)
         };
         let names = || {
@@ -418,13 +490,48 @@ mod tests {
     }
 
     #[test]
+    fn a_confined_process_writes_beside_the_path_of_the_client() {
+        let snapshots = fresh("beside");
+        fs::create_dir(&snapshots.0).unwrap();
+        let path = snapshots.0.join("mine");
+        let new = NewSnapshot::beside(&path).unwrap();
+        new.check().unwrap();
+        let beside = new.path().parent().unwrap().to_owned();
+        assert_eq!(new.files(), [(beside.clone(), Access::Write)]);
+        assert!(NewSnapshot::beside(&path).is_err());
+        fs::create_dir(new.path()).unwrap();
+        fs::write(new.path().join("state"), "s").unwrap();
+        assert_eq!(new.complete().unwrap(), path);
+        assert_eq!(fs::read(path.join("state")).unwrap(), b"s");
+        assert!(!beside.exists());
+        // A path that is in use, and one without a parent.
+        let new = NewSnapshot::beside(&path).unwrap();
+        assert_eq!(refusal(new.check()), (422, "unusable"));
+        drop(new);
+        let nowhere = snapshots.0.join("no/such");
+        assert_eq!(refusal(NewSnapshot::beside(&nowhere)), (422, "unusable"));
+        let other = NewSnapshot::beside(&snapshots.0.join("other")).unwrap();
+        drop(other);
+        assert_eq!(fs::read_dir(&snapshots.0).unwrap().count(), 1);
+        fs::remove_dir_all(&snapshots.0).unwrap();
+    }
+
+    #[test]
     fn links_and_damage_lead_nowhere() {
         let snapshots = fresh("links");
         let elsewhere = fresh("elsewhere");
         let name: SnapshotName = "a".parse().unwrap();
-        elsewhere.create(&name, &about()).unwrap().complete();
+        elsewhere
+            .create(&name, &about())
+            .unwrap()
+            .complete()
+            .unwrap();
         let other: SnapshotName = "b".parse().unwrap();
-        snapshots.create(&other, &about()).unwrap().complete();
+        snapshots
+            .create(&other, &about())
+            .unwrap()
+            .complete()
+            .unwrap();
         symlink(elsewhere.directory(&name), snapshots.directory(&name)).unwrap();
         assert_eq!(refusal(snapshots.about(&name)), (404, "no_such_snapshot"));
         assert_eq!(refusal(snapshots.remove(&name)), (404, "no_such_snapshot"));

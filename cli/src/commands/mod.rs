@@ -33,6 +33,8 @@ mod vm;
 pub(crate) use run::{is_handed_over, refuse_hand_over};
 pub(crate) use serve::with_file;
 
+use std::path::Path;
+
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
@@ -90,6 +92,14 @@ impl Command {
             Self::Run(_) => Some(Rate::VM),
             Self::Serve(_) => Some(Rate::DAEMON),
             _ => None,
+        }
+    }
+
+    /// Confines this process, if it is to run a VM in a sandbox: before it opens its log.
+    pub(crate) fn confine(&self, log: Option<&Path>) -> Result<(), Error> {
+        match self {
+            Self::Run(arguments) => arguments.confine(log),
+            _ => Ok(()),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod hand_over;
 mod inherited;
+mod sandbox;
 
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,7 @@ use vmm::migration::endpoint::Endpoint;
 use vmm::sandbox::{landlock, seccomp};
 
 use hand_over::Taken;
+use sandbox::SandboxArguments;
 
 use crate::commands::machine_arguments::{MachineArguments, json_of};
 use crate::commands::migration_tls::TlsArguments;
@@ -186,6 +188,9 @@ pub(crate) struct Arguments {
         default_value = "off"
     )]
     seccomp: seccomp::Mode,
+
+    #[command(flatten)]
+    sandbox: SandboxArguments,
 }
 
 const NO_SIGNALS: &str = "cannot catch signals";
@@ -208,6 +213,13 @@ impl ConsoleTarget {
 }
 
 impl Arguments {
+    /// Enters the sandbox, if the options request it. `log` is the file of this process's log.
+    pub(crate) fn confine(&self, log: Option<&Path>) -> Result<(), Error> {
+        let files = [&self.api_socket, &self.console_socket, &self.console_log];
+        let [api, console, output] = files.map(Option::as_deref);
+        self.sandbox.enter(&[api, console, output, log])
+    }
+
     /// `None`: the configuration comes by the API.
     fn into_origin(mut self) -> Result<Option<Origin>, Error> {
         if let Some(directory) = self.restore.take() {

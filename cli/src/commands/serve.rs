@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use bellhop_common::client::Credentials;
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::Code;
-use bellhop_node::{AccessFiles, CertificateFiles, Options, Paths};
+use bellhop_node::{AccessFiles, CertificateFiles, Options, Paths, VmUsers};
 use tracing::level_filters::LevelFilter;
 
 use crate::logging;
@@ -72,6 +72,14 @@ pub(crate) struct Arguments {
     /// The log level of the VMs' processes, each with STATE-DIR/vms/NAME/vmm.log
     #[arg(long, value_name = "LEVEL", value_parser = logging::level(), default_value = "warn")]
     machine_log_level: LevelFilter,
+
+    /// The user and group IDs of the VMs' processes, one for each VM. Reserve them for this daemon:
+    /// no other user, container or daemon of this host may have them. off: VMs run as root, without
+    /// capabilities, and see the host's files
+    ///
+    /// Each VM's process has an empty root directory, in which only its own files exist.
+    #[arg(long, value_name = "FIRST-LAST|off", default_value_t)]
+    vm_uids: VmUsers,
 
     /// Report each step on this Unix socket, and wait for a reply before the next one: for tests
     #[arg(long, value_name = "SOCKET", hide = true)]
@@ -163,6 +171,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         credentials: arguments.credentials.clone(),
         migration_host: arguments.migration_host.clone(),
         end_orphans: arguments.end_orphans,
+        vm_users: arguments.vm_uids.clone(),
         step_observer: arguments.step_observer.clone(),
     });
     done.map_err(|error| Error::transparent(ErrorKind::Failed, error))?;

@@ -43,6 +43,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/performance.md",
     "docs/production-host.md",
     "docs/SUMMARY.md",
+    "docs/sandbox.md",
     "docs/threat-model.md",
     "docs/troubleshooting.md",
     "docs/versions.md",

@@ -31,6 +31,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use super::descriptors::{DESCRIPTORS_MAX, DescriptorStream, TooManyDescriptors};
+use super::socket::connect_directly;
 
 /// The default limit of an answer's size, in bytes.
 pub const ANSWER_MAX: usize = 4 * 1024 * 1024;
@@ -110,12 +111,19 @@ pub struct Client {
     server: Address,
     tls: Option<Tls>,
     tunnel: Option<Tunnel>,
+    /// Whether a Unix socket is that of a VM's process, which may replace it by a link.
+    is_of_vm: bool,
     time: Duration,
     answer_max: usize,
 }
 
 /// Opens a connection to a server that only a helper of the caller reaches.
 pub type Tunnel = fn(&Address) -> io::Result<net::UnixStream>;
+
+/// The ID of the process that listens on a Unix socket, as the kernel reports it (SO_PEERCRED,
+/// unix(7)): an extension of its answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServerProcess(pub u32);
 
 /// The answer to a request for a stream.
 #[derive(Debug)]
@@ -157,10 +165,13 @@ trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<C: AsyncRead + AsyncWrite + Send + Unpin> Connection for C {}
 
 impl Client {
-    /// A client for the API on `socket`, which need not exist yet.
+    /// A client for the API of a VM's process on `socket`, which need not exist yet.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        Self::of(Address::Socket(socket.to_owned()))
+        Self {
+            is_of_vm: true,
+            ..Self::of(Address::Socket(socket.to_owned()))
+        }
     }
 
     /// A client for the API at `server`; one on another host needs [`Client::tls`] or
@@ -171,6 +182,7 @@ impl Client {
             server,
             tls: None,
             tunnel: None,
+            is_of_vm: false,
             time: TIME,
             answer_max: ANSWER_MAX,
         }
@@ -307,7 +319,7 @@ impl Client {
             server: self.server.clone(),
             source,
         };
-        let stream = self.connect(descriptors).await.map_err(failed)?;
+        let (stream, process) = self.connect(descriptors).await.map_err(failed)?;
         let host = match &self.server {
             Address::Socket(_) | Address::Ssh { .. } => HeaderValue::from_static("bellhop"),
             Address::Https { .. } => {
@@ -328,28 +340,43 @@ impl Client {
         // The task ends with the answer's body, or when that is dropped. The exchange receives any
         // error.
         tokio::spawn(connection.with_upgrades());
-        sender.send_request(request).await.map_err(http)
+        let mut answer = sender.send_request(request).await.map_err(http)?;
+        if let Some(process) = process {
+            answer.extensions_mut().insert(process);
+        }
+        Ok(answer)
     }
 
-    async fn connect(&self, descriptors: Vec<OwnedFd>) -> io::Result<Box<dyn Connection>> {
-        match (&self.server, &self.tls) {
+    async fn connect(
+        &self,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<(Box<dyn Connection>, Option<ServerProcess>)> {
+        let connection: Box<dyn Connection> = match (&self.server, &self.tls) {
             (Address::Socket(path), _) => {
-                let stream = UnixStream::connect(path).await?;
-                Ok(Box::new(DescriptorStream::sending(stream, descriptors)))
+                let stream = if self.is_of_vm {
+                    connect_directly(path).await?
+                } else {
+                    UnixStream::connect(path).await?
+                };
+                let process = stream.peer_cred()?.pid();
+                let process = process.and_then(|pid| u32::try_from(pid).ok());
+                let stream = DescriptorStream::sending(stream, descriptors);
+                return Ok((Box::new(stream), process.map(ServerProcess)));
             }
             (Address::Https { host, port }, Some(tls)) => {
                 let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                Ok(Box::new(tls.connector.connect(name, stream).await?))
+                Box::new(tls.connector.connect(name, stream).await?)
             }
             (address @ Address::Ssh { .. }, _) => {
                 let tunnel = self.tunnel.ok_or(io::ErrorKind::Unsupported)?;
                 let stream = tunnel(address)?;
                 stream.set_nonblocking(true)?;
-                Ok(Box::new(UnixStream::from_std(stream)?))
+                Box::new(UnixStream::from_std(stream)?)
             }
-            (Address::Https { .. }, None) => Err(io::ErrorKind::Unsupported.into()),
-        }
+            (Address::Https { .. }, None) => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        Ok((connection, None))
     }
 
     /// Reads the whole answer.

@@ -11,12 +11,12 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Mode;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// The mode of the socket: only the user of this process may connect.
@@ -118,6 +118,17 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
     Ok((UnixListener::from(socket), file))
 }
 
+/// Connects to the socket of a process that its guest may have captured. Follows no link that the
+/// process has put in the place of its socket: it would lead to a socket of another process.
+///
+/// # Errors
+/// Those of open(2) and connect(2): no server listens there, or the file is a link.
+pub async fn connect_directly(path: &Path) -> io::Result<tokio::net::UnixStream> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    tokio::net::UnixStream::connect(format!("/proc/self/fd/{}", file.as_raw_fd())).await
+}
+
 /// Removes a socket on which no server answers.
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
     let make = |source| SocketError::Make {
@@ -176,6 +187,19 @@ mod tests {
         let _other = UnixListener::bind(&path).unwrap();
         drop(file);
         UnixStream::connect(&path).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_link_leads_to_no_other_socket() {
+        let directory = Directory::new("api-link");
+        let path = directory.0.join("s");
+        let (_listener, _file) = listen(&path).unwrap();
+        connect_directly(&path).await.unwrap();
+        let link = directory.0.join("l");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(connect_directly(&link).await.is_err());
+        let missing = connect_directly(&directory.0.join("m")).await.unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

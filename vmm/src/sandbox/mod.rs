@@ -1,4 +1,69 @@
-//! What confines a VM's process: a captured VMM must not reach the host or other VMs.
+//! The jail of a VM's process: what a guest that takes over its VMM can reach.
+//!
+//! ```text
+//!   bellhop run ── enter ──> own IPC, UTS, cgroup and mount namespaces, an empty root
+//!                              own user and group, no capability, no_new_privs, no core
+//!                                ──> only then a log, a socket or the VM
+//!   node daemon ── Door::open ──> a file appears in the jail of a running VM
+//! ```
+//! The process jails itself, as minijail does, while it has one thread. So no second program is
+//! needed. Files keep their paths in the jail, so code that opens them by path does not change.
+//!
+//! Owns the order of the steps. It must not know a VM's configuration.
 
+pub mod cgroup;
 pub mod landlock;
+pub mod namespaces;
+pub mod privileges;
 pub mod seccomp;
+
+use std::io;
+use std::path::PathBuf;
+
+/// Which parts of a jail a process enters.
+#[derive(Debug, Clone, Default)]
+pub struct Jail {
+    /// The user and group of the process, and an empty root with these directories, which the
+    /// process owns. None: it keeps its user and sees the host's files.
+    pub own: Option<Own>,
+}
+
+/// The user of a jail, and its directories.
+#[derive(Debug, Clone)]
+pub struct Own {
+    /// The user ID, and the group ID.
+    pub user: u32,
+    /// Directories in which the process may write.
+    pub directories: Vec<PathBuf>,
+}
+
+/// A step into the jail that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step} of the sandbox")]
+pub struct JailError {
+    step: &'static str,
+    #[source]
+    source: io::Error,
+}
+
+fn failed(step: &'static str) -> impl FnOnce(io::Error) -> JailError {
+    move |source| JailError { step, source }
+}
+
+impl Jail {
+    /// Moves this process into the jail, for good. It must have one thread. A process that is in
+    /// the jail already, because another program hands its VM over, only gives up privileges again.
+    ///
+    /// # Errors
+    /// A step failed. The process must end: it is in a part of the jail.
+    pub fn enter(&self) -> Result<(), JailError> {
+        if let Some(own) = &self.own
+            && rustix::process::geteuid().as_raw() != own.user
+        {
+            privileges::accept_oom().map_err(failed("set the OOM score"))?;
+            namespaces::enter(own).map_err(failed("build the root directory"))?;
+            privileges::become_user(own.user).map_err(failed("change to the user"))?;
+        }
+        privileges::give_up().map_err(failed("give up the privileges"))
+    }
+}

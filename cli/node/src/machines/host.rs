@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ use devices::virtio::block::disk::Disk;
 use vmm::boot::{self, BootSource};
 use vmm::config::{DiskConfig, VdpaSource, VmConfig};
 use vmm::migration::connector;
+use vmm::sandbox::cgroup::Limits;
+use vmm::sandbox::namespaces::Access;
 
 pub(in crate::machines) use self::nics::by_name;
 use self::nics::is_gone;
@@ -29,6 +31,7 @@ use super::incoming::IncomingReport;
 use super::outgoing::MigrationReport;
 use super::process::{self, Identity, Process, Start};
 use super::record::Record;
+use super::sandbox::{self, files_of, files_of_endpoint, files_to_send};
 use super::spec::{DeviceId, NicId, NicSpec, VmName, VmSpec};
 use super::steps::{Host, ProcessState, ProxiedResponse, SendRequest};
 use super::vmm::{MIGRATION, SOON, START, Vmm};
@@ -63,7 +66,13 @@ impl Machines {
 
     fn end_of_log(&self, vm: &VmName) -> String {
         let read = || -> io::Result<String> {
-            let mut file = fs::File::open(self.paths.log(vm))?;
+            // The process may have replaced it by a link or a FIFO.
+            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+            let mut options = fs::File::options();
+            let mut file = options
+                .read(true)
+                .custom_flags(flags)
+                .open(self.paths.log(vm))?;
             let length = file.metadata()?.len();
             file.seek(SeekFrom::Start(length.saturating_sub(SHOWN)))?;
             let mut end = Vec::new();
@@ -155,6 +164,17 @@ impl Machines {
                 }
             }
         })
+    }
+
+    /// The files that a VM's process opens by path.
+    fn files_to_run(&self, vm: &VmName, record: &Record) -> Result<sandbox::Files, Error> {
+        // Disks are those of the spec.
+        let mut files = files_of(record.spec.machine());
+        files.extend(files_of(record.running()));
+        for nic in record.nics_now(vm) {
+            files.extend(self.devices_to_open(vm, &nic)?);
+        }
+        Ok(files)
     }
 
     /// The VM's configuration, and its opened devices in the order in which the configuration names
@@ -249,7 +269,12 @@ impl Host for Machines {
         Ok(())
     }
 
+    fn user(&self, vm: &VmName) -> Result<Option<u32>, Error> {
+        self.sandbox.user(vm)
+    }
+
     fn forget(&self, vm: &VmName) -> Result<(), Error> {
+        self.sandbox.free(vm);
         let forgotten = self.store.remove(VMS, vm.as_str());
         // Nothing is left of the VM, whatever the store contains: a record without steps does no
         // harm.
@@ -313,26 +338,46 @@ impl Host for Machines {
         is_gone(device)
     }
 
-    fn start_process(&self, vm: &VmName) -> Result<Identity, Error> {
+    fn start_process(&self, vm: &VmName, record: &Record) -> Result<Identity, Error> {
         // After a reboot of the host one of them is missing.
         self.make_directories(vm)?;
         let log = self.paths.log(vm);
         let socket = self.paths.api_socket(vm);
         let mark = self.paths.runtime_of(vm);
-        let started = process::start(&Start {
-            arguments: vec![
-                "--log-level".into(),
-                self.log_level.clone().into(),
-                "run".into(),
-                "--api-socket".into(),
-                socket.into(),
-                "--console-socket".into(),
-                self.paths.console_socket(vm).into(),
-                "--console-log".into(),
-                self.paths.console_log(vm).into(),
-            ],
+        let mut arguments = vec![
+            "--log-level".into(),
+            self.log_level.clone().into(),
+            "run".into(),
+            "--api-socket".into(),
+            socket.into(),
+            "--console-socket".into(),
+            self.paths.console_socket(vm).into(),
+            "--console-log".into(),
+            self.paths.console_log(vm).into(),
+        ];
+        if sandbox::is_root() {
+            arguments.extend(["--sandbox".into(), "on".into()]);
+        }
+        if let Some(user) = record.user {
+            for directory in [mark.clone(), self.paths.state_of(vm)] {
+                sandbox::give(&directory, user).map_err(file(&directory))?;
+            }
+            arguments.extend(["--sandbox-user".into(), user.to_string().into()]);
+        }
+        let machine = record.running();
+        let limits = Limits {
+            memory: machine.memory.size.bytes(),
+            cpus: machine.cpus.get().into(),
+        };
+        let groups = self.sandbox.groups();
+        let group = groups.map(|groups| groups.create(vm.as_str(), limits));
+        let no_group = Error::context("cannot create the control group of the VM");
+        let started = process::start(Start {
+            arguments,
             mark: &mark,
             log: &log,
+            user: record.user,
+            group: group.transpose().map_err(no_group)?,
         });
         let process = started.map_err(Error::context(format!(
             "cannot start the VM's process; its log is {}",
@@ -346,6 +391,10 @@ impl Host for Machines {
         let runtime = self.paths.runtime_of(vm);
         for marked in process::find(&runtime).map_err(unended)? {
             end(marked).map_err(unended)?;
+        }
+        if let Some(groups) = self.sandbox.groups() {
+            // All that it has started.
+            groups.remove(vm.as_str()).map_err(unended)?;
         }
         // A killed process leaves them behind.
         for socket in [
@@ -361,6 +410,9 @@ impl Host for Machines {
     fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error> {
         self.await_started(vm, identity)?;
         let (config, devices) = self.configuration(vm, record)?;
+        let mut files = self.files_to_run(vm, record)?;
+        files.extend(record.restore_from.clone().map(|path| (path, Access::Read)));
+        self.show_files(vm, files)?;
         let vmm = self.api_of(vm);
         if let Some(path) = &record.restore_from {
             let at = "/v1/vm/restore";
@@ -398,6 +450,7 @@ impl Host for Machines {
             return Ok(());
         }
         let (config, device) = self.vdpa(vm, nic, 0)?;
+        self.show_files(vm, self.devices_to_open(vm, nic)?)?;
         let path = format!("/v1/vm/nics/{}", nic.id());
         let devices = [device];
         let plugged = vmm.hand_over(Method::PUT, &path, Some(&config), START, &devices);
@@ -408,8 +461,8 @@ impl Host for Machines {
     fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         let vmm = self.api_of(vm);
         let backup = self.backup_path(vm, nic)?;
-        let there = self.runtime.block_on(vmm.nic(nic.id()))?;
-        let there = there.backup.map(PathBuf::from);
+        let info = self.runtime.block_on(vmm.nic(nic.id()))?;
+        let there = info.backup.as_ref().map(PathBuf::from);
         // A device opens only once: a VM that has it already cannot receive it again.
         let (fd, devices) = if self.is_on(vm, nic) {
             (None, Vec::new())
@@ -421,6 +474,8 @@ impl Host for Machines {
         if fd.is_none() && backup.is_none() {
             return Ok(());
         }
+        let files = self.devices_to_open(vm, nic)?;
+        self.show_files(vm, files.clone())?;
         let path = format!("/v1/vm/nics/{}", nic.id());
         let change = NicChange {
             fd,
@@ -429,6 +484,7 @@ impl Host for Machines {
         };
         let swapped = vmm.hand_over(Method::PATCH, &path, Some(&change), START, &devices);
         self.runtime.block_on(swapped)?;
+        self.hide_devices(vm, &info, &files);
         Ok(())
     }
 
@@ -443,10 +499,16 @@ impl Host for Machines {
 
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, Error> {
         let is_gone = |status: &VmStatus| status.nics.iter().all(|one| one.id != nic.as_str());
-        self.give_up(vm, &format!("/v1/vm/nics/{nic}"), is_gone)
+        let info = self.runtime.block_on(self.api_of(vm).nic(nic)).ok();
+        let gone = self.give_up(vm, &format!("/v1/vm/nics/{nic}"), is_gone)?;
+        if let (true, Some(info)) = (gone, info) {
+            self.hide_devices(vm, &info, &[]);
+        }
+        Ok(gone)
     }
 
     fn plug_disk(&self, vm: &VmName, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error> {
+        self.show_files(vm, vec![sandbox::file_of(disk)])?;
         let path = format!("/v1/vm/disks/{id}");
         let vmm = self.api_of(vm);
         self.runtime
@@ -468,6 +530,7 @@ impl Host for Machines {
     }
 
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<ProxiedResponse, Error> {
+        self.show_files(vm, files_to_send(&request.body))?;
         let connector = request.endpoint.clone().map(connector::serve).transpose();
         let connector = connector.map_err(Error::context("cannot connect for the VM"))?;
         let connector: Vec<OwnedFd> = connector.into_iter().collect();
@@ -508,6 +571,9 @@ impl Host for Machines {
         }
         let listener: Vec<OwnedFd> = reception.listener.map(OwnedFd::from).into_iter().collect();
         let machine = record.running();
+        let mut files = self.files_to_run(vm, record)?;
+        files.extend(files_of_endpoint(&reception.endpoint, None));
+        self.show_files(vm, files)?;
         let wanted = MigrationRequest::Receive(ReceiveConfig {
             listen: reception.endpoint,
             vdpa,

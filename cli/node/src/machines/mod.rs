@@ -51,6 +51,7 @@ pub(crate) mod process;
 mod reconcile;
 pub(crate) mod record;
 mod requests;
+pub(crate) mod sandbox;
 mod snapshots;
 pub(crate) mod spec;
 mod spec_patch;
@@ -82,6 +83,7 @@ use self::operations::{Operations, Requested, Sent};
 use self::outgoing::MigrationReport;
 use self::process::Identity;
 use self::record::Record;
+use self::sandbox::{ProcessOptions, Sandbox};
 use self::spec::{DeviceId, ExistingDevice, NicId, NicSpec, VmName, VmSpec, owned_by};
 use self::steps::{Lifecycle, SendRequest};
 pub(crate) use self::vm_entry::View;
@@ -113,6 +115,7 @@ pub(crate) struct Machines {
     observer: Option<StepObserver>,
     /// Other nodes.
     peers: Peers,
+    sandbox: Sandbox,
     /// The runtime that waits for requests to VMs.
     runtime: Handle,
     listener: Listener,
@@ -193,17 +196,21 @@ impl Machines {
         store: Store,
         paths: Paths,
         boot: String,
-        log_level: String,
+        processes: ProcessOptions,
         observer: Option<StepObserver>,
         peers: Peers,
         listener: Listener,
     ) -> Result<Arc<Self>, Error> {
+        let ProcessOptions { log_level, sandbox } = processes;
         let mut entries = BTreeMap::new();
         for (name, record) in store.all::<Record>(VMS)? {
             let Ok(name) = name.parse::<VmName>() else {
                 tracing::error!(name, "ignoring a record with an invalid VM name");
                 continue;
             };
+            if let Some(user) = record.user {
+                sandbox.note(&name, user);
+            }
             entries.insert(name.clone(), Arc::new(VmEntry::new(name, Some(record))));
         }
         let operations = Operations::read(&store)?;
@@ -215,6 +222,7 @@ impl Machines {
             log_level,
             observer,
             peers,
+            sandbox,
             runtime: Handle::current(),
             listener,
             entries: Mutex::new(entries),

@@ -12,20 +12,22 @@
 //! Owns pids, pidfds and `/proc/PID`.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal,
 };
+use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 
 /// The environment variable that marks a process, even before it does anything.
@@ -88,7 +90,14 @@ pub(crate) struct Start<'a> {
     pub(crate) mark: &'a Path,
     /// The file to which its log lines, standard output and standard error are appended.
     pub(crate) log: &'a Path,
+    /// The user to whom it changes, which then owns the log.
+    pub(crate) user: Option<u32>,
+    /// Moves it into its control group.
+    pub(crate) group: Option<File>,
 }
+
+/// Variables of the daemon's environment that a VM's process receives. The others may be secrets.
+const KEPT: [&str; 2] = ["BELLHOP_LOG_FORMAT", "RUST_BACKTRACE"];
 
 /// The path of this program, to start another process of it.
 ///
@@ -110,19 +119,25 @@ pub(crate) fn program() -> PathBuf {
 ///
 /// # Errors
 /// The program or its log cannot be used.
-pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
-    let append = |path: &Path| {
-        OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path)
-    };
+pub(crate) fn start(start: Start<'_>) -> io::Result<Process> {
+    let log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(start.log)?;
+    if let Some(user) = start.user {
+        fchown(&log, Some(user), Some(user))?;
+    }
     let mut command = Command::new(program());
     command
         .arg0("bellhop")
         .args(&start.arguments)
+        .env_clear()
+        .envs(
+            KEPT.iter()
+                .filter_map(|name| Some((name, std::env::var_os(name)?))),
+        )
         .env(MARK, start.mark)
         .env(LOG_FILE, start.log)
         .env(
@@ -131,27 +146,26 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
         )
         .current_dir("/")
         .stdin(Stdio::null())
-        .stdout(append(start.log)?)
-        .stderr(append(start.log)?);
-    // Set by a service manager, for this process only.
-    for variable in [
-        "NOTIFY_SOCKET",
-        "LISTEN_FDS",
-        "LISTEN_PID",
-        "WATCHDOG_USEC",
-        "WATCHDOG_PID",
-    ] {
-        command.env_remove(variable);
-    }
-    // SAFETY: there is no safe way to begin a session in a child. The closure runs between fork and
-    // exec and makes one system call, setsid(2), which is async-signal-safe; it allocates nothing.
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    let group = start.group;
+    // SAFETY: there is no safe way to begin a session or to change the control group in a child.
+    // The closure runs between fork and exec. It makes two system calls, setsid(2) and write(2),
+    // which are async-signal-safe; it allocates nothing.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
             rustix::process::setsid()?;
+            if let Some(group) = &group {
+                rustix::io::write(group, b"0")?;
+            }
             Ok(())
         });
     }
-    let child = command.spawn()?;
+    let child = if start.user.is_some() {
+        spawn_first(&mut command)?
+    } else {
+        command.spawn()?
+    };
     // Not reaped yet, so its number is not reused.
     let pid = child.id();
     let pidfd = pidfd_open(pid_of(pid)?, PidfdFlags::empty())?;
@@ -160,6 +174,23 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
         identity: Identity { pid, start_time },
         pidfd,
     })
+}
+
+/// Spawns the first process of a new PID namespace: it sees and signals no other process. When it
+/// ends, the kernel kills all that it has started.
+fn spawn_first(command: &mut Command) -> io::Result<Child> {
+    // Children of this thread get the namespace, those of other threads do not.
+    let spawned = thread::scope(|scope| {
+        let thread = thread::Builder::new().name("spawn".to_owned());
+        let thread = thread.spawn_scoped(scope, || {
+            // SAFETY: needed because rustix has no safe call: CLONE_FILES would invalidate
+            // descriptors that threads share. It is not among the flags.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWPID) }?;
+            command.spawn()
+        });
+        Ok::<_, io::Error>(thread?.join())
+    })?;
+    spawned.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
 /// The processes of this user that have this mark.
@@ -172,7 +203,8 @@ pub(crate) fn find(mark: &Path) -> io::Result<Vec<Identity>> {
     Ok(found.map(|(_, identity)| identity).collect())
 }
 
-/// The processes of this user that have a mark, with their marks.
+/// The processes of this user that have a mark, with their marks. In `/proc`, root owns a confined
+/// process, because it is not dumpable (proc_pid(5)).
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -256,6 +288,20 @@ fn parse_memory(status: &str) -> Option<Memory> {
     })
 }
 
+/// Whether a process has a handler for SIGTERM.
+fn catches_term(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    parse_caught(&status).is_some_and(|caught| caught & (1 << (libc::SIGTERM - 1)) != 0)
+}
+
+/// The mask of caught signals.
+fn parse_caught(status: &str) -> Option<u64> {
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigCgt:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
+}
+
 fn pid_of(pid: u32) -> io::Result<Pid> {
     i32::try_from(pid)
         .ok()
@@ -315,7 +361,17 @@ impl Process {
     /// # Errors
     /// It does not exit although it was killed, for example because it sleeps in the kernel.
     pub(crate) fn end(&self, grace: Duration) -> io::Result<()> {
-        for (signal, patience) in [(Signal::TERM, grace), (Signal::KILL, grace.max(KILL_TIME))] {
+        // The first process of a PID namespace ignores a signal that it does not catch.
+        let grace_of_term = if catches_term(self.identity.pid) {
+            grace
+        } else {
+            Duration::ZERO
+        };
+        let steps = [
+            (Signal::TERM, grace_of_term),
+            (Signal::KILL, grace.max(KILL_TIME)),
+        ];
+        for (signal, patience) in steps {
             match pidfd_send_signal(&self.pidfd, signal) {
                 Ok(()) | Err(rustix::io::Errno::SRCH) => {}
                 Err(errno) => return Err(errno.into()),
@@ -402,6 +458,16 @@ mod tests {
         assert_eq!(parse_memory(status), Some(parsed));
         // A zombie has none.
         assert_eq!(parse_memory("Name:\tbellhop\n"), None);
+    }
+
+    #[test]
+    fn caught_signals_are_a_mask() {
+        assert_eq!(
+            parse_caught("SigIgn:\t1\nSigCgt:\t0000000000004002\n"),
+            Some(0x4002)
+        );
+        assert_eq!(parse_caught("Name:\tSigCgt: 1\n"), None);
+        assert!(!catches_term(0));
     }
 
     #[test]

@@ -113,6 +113,9 @@ pub(crate) struct Record {
     /// created deletes it.
     #[serde(skip)]
     pub(crate) restore_from: Option<PathBuf>,
+    /// The user and group of its process; none if it has those of the daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) user: Option<u32>,
     /// How often the node has restarted it.
     pub(crate) restarts: u64,
     /// How it ended last.
@@ -188,6 +191,7 @@ impl Record {
             steps: Vec::new(),
             running: None,
             restore_from: None,
+            user: None,
             restarts: 0,
             last_end: None,
             outgoing: None,

@@ -32,7 +32,18 @@ impl Machines {
     ) -> Result<NewSnapshot, Error> {
         let name = match (wanted.name, wanted.path) {
             (Some(name), None) => name,
-            (None, Some(path)) => return Ok(NewSnapshot::at(path)),
+            (None, Some(path)) => {
+                let entry = self.find(vm)?;
+                let created = self.locked(&entry, move |machines, entry| {
+                    if !machines.is_jailed(entry.name()) {
+                        return Ok(NewSnapshot::at(path));
+                    }
+                    let place = NewSnapshot::beside(&path)?;
+                    machines.show_files(entry.name(), place.files())?;
+                    Ok(place)
+                });
+                return created.await?;
+            }
             _ => return Err(contradiction("give either `name` or `path`")),
         };
         let entry = self.find(vm)?;
@@ -54,7 +65,9 @@ impl Machines {
                 spec,
                 files: record.running().files().map(Path::to_owned).collect(),
             };
-            Snapshots::of(&machines.paths).create(&name, &about)
+            let place = Snapshots::of(&machines.paths).create(&name, &about)?;
+            machines.show_files(vm, place.files())?;
+            Ok(place)
         });
         created.await?
     }
@@ -191,7 +204,11 @@ mod tests {
             spec: spec(&json!({})),
             files: Vec::new(),
         };
-        snapshots.create(&broken, &about).unwrap().complete();
+        snapshots
+            .create(&broken, &about)
+            .unwrap()
+            .complete()
+            .unwrap();
         let machine = snapshots.machine(&broken);
         std::fs::create_dir(&machine).unwrap();
         std::fs::write(machine.join("state"), b"\x89BELLHOP and more").unwrap();

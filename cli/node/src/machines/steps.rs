@@ -104,8 +104,12 @@ pub(crate) trait Host: Send + Sync {
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error>;
     /// Whether the host has no such device any more.
     fn is_gone(&self, device: &str) -> bool;
-    /// Starts a process for the VM.
-    fn start_process(&self, vm: &VmName) -> Result<Identity, Error>;
+    /// The user for the VM's process; none if it has the daemon's.
+    fn user(&self, _vm: &VmName) -> Result<Option<u32>, Error> {
+        Ok(None)
+    }
+    /// Starts a process for the VM, with the user in the record.
+    fn start_process(&self, vm: &VmName, record: &Record) -> Result<Identity, Error>;
     /// Ends the VM's process: this one, and any other with the VM's mark.
     fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error>;
     /// Boots the VM in the process, or restores it from the snapshot in the record. Its NICs are on
@@ -277,9 +281,11 @@ impl Lifecycle<'_> {
             identity: None,
             boot: self.host.boot(),
         };
+        record.user = self.host.user(self.vm)?;
+        let start = record.clone();
         let identity = self
             .steps(record)
-            .step(process, || self.host.start_process(self.vm).into())?;
+            .step(process, || self.host.start_process(self.vm, &start).into())?;
         record.identify(identity);
         self.keep(record)?;
         match record.incoming {

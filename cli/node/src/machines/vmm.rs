@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vmm::http::ErrorBody;
 use vmm::http::budget::BudgetPlace;
-use vmm::http::client::{Client, ClientError};
+use vmm::http::client::{Client, ClientError, ServerProcess};
 use vmm::http::request_id::REQUEST_ID;
 
 use super::incoming::IncomingReport;
@@ -259,6 +259,18 @@ impl Vmm {
         limit: Duration,
         descriptors: &[OwnedFd],
     ) -> Result<Bytes, Error> {
+        let answer = self.exchange(method, path, body, limit, descriptors);
+        Ok(answer.await?.into_body())
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+        limit: Duration,
+        descriptors: &[OwnedFd],
+    ) -> Result<Response<Bytes>, Error> {
         let body = match body {
             Some(body) => Bytes::from(serde_json::to_vec(body).map_err(malformed)?),
             None => Bytes::new(),
@@ -271,11 +283,11 @@ impl Vmm {
             .map_err(unformed)?;
         let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
         let answer = self.client(limit).send(request, &descriptors).await?;
-        let (status, body) = (answer.status(), answer.into_body());
+        let status = answer.status();
         if status.is_success() {
-            Ok(body)
+            Ok(answer)
         } else {
-            let body: ErrorBody = serde_json::from_slice(&body).map_err(malformed)?;
+            let body = serde_json::from_slice::<ErrorBody>(answer.body()).map_err(malformed)?;
             Err(refused(status, body))
         }
     }
@@ -289,14 +301,33 @@ impl Vmm {
         serde_json::from_slice(&body).map_err(malformed)
     }
 
+    /// The same, with the process ID as the kernel reports it: a confined process is the first one
+    /// of its own namespace.
+    async fn get_with_pid<T: for<'de> Deserialize<'de>>(
+        &self,
+        path: &str,
+        limit: Duration,
+        pid: impl FnOnce(&mut T) -> &mut u32,
+    ) -> Result<T, Error> {
+        let answer = self.exchange(Method::GET, path, None::<&()>, limit, &[]);
+        let answer = answer.await?;
+        let mut value = serde_json::from_slice(answer.body()).map_err(malformed)?;
+        if let Some(ServerProcess(process)) = answer.extensions().get() {
+            *pid(&mut value) = *process;
+        }
+        Ok(value)
+    }
+
     /// The program behind the socket.
     pub(crate) async fn handshake(&self) -> Result<Handshake, Error> {
-        self.get("/v1/vm", SOON).await
+        self.get_with_pid("/v1/vm", SOON, |shown: &mut Handshake| &mut shown.pid)
+            .await
     }
 
     /// The VM's state.
     pub(crate) async fn status(&self) -> Result<VmStatus, Error> {
-        self.get("/v1/vm", SOON).await
+        self.get_with_pid("/v1/vm", SOON, |shown: &mut VmStatus| &mut shown.pid)
+            .await
     }
 
     /// One of its NICs.
@@ -318,7 +349,8 @@ impl Vmm {
     pub(crate) async fn watch(&self, since: u64) -> Result<VmStatus, Error> {
         let path = format!("/v1/vm/watch?since={since}&timeout_s={WATCH_SECONDS}");
         let limit = Duration::from_secs(WATCH_SECONDS).saturating_add(SOON);
-        self.get(&path, limit).await
+        self.get_with_pid(&path, limit, |shown: &mut VmStatus| &mut shown.pid)
+            .await
     }
 
     /// Resolves where the guest of an indeterminate migration is.

@@ -18,6 +18,7 @@ use bellhop_api::node::{
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use vmm::sandbox::namespaces::Access;
 
 use super::condition::Condition;
 use super::error::unfinished;
@@ -338,16 +339,16 @@ impl Machines {
         self.operations.check_room()?;
         let vmm = self.vmm(vm)?;
         let place = self.place_for_snapshot(vm, wanted).await?;
+        let (machines, name) = (self.clone(), vm.clone());
         let work = async move {
+            place.check()?;
             let path = place.path().to_owned();
-            let wanted = SnapshotRequest { path };
-            let written = vmm.snapshot(&wanted).await?;
-            place.complete();
+            let written = vmm.snapshot(&SnapshotRequest { path }).await;
+            machines.hide_files(&name, place.files());
+            let written = written?;
+            let path = place.complete()?;
             Ok(Some(OperationResult {
-                snapshot: Some(SnapshotInfo {
-                    path: wanted.path,
-                    ..written
-                }),
+                snapshot: Some(SnapshotInfo { path, ..written }),
                 ..OperationResult::default()
             }))
         };
@@ -393,9 +394,19 @@ impl Machines {
         }
         let vmm = self.vmm(vm)?;
         let before = vmm.status().await?;
+        let files = vec![(wanted.program.clone(), Access::Execute)];
+        let (entry, program) = (self.find(vm)?, files.clone());
+        let shown = self.locked(&entry, move |machines, entry| {
+            machines.show_files(entry.name(), program)
+        });
+        shown.await??;
         vmm.upgrade(&wanted).await?;
         let (machines, name) = (self.clone(), vm.clone());
-        let work = async move { machines.await_upgrade(&name, before).await };
+        let work = async move {
+            let end = machines.await_upgrade(&name, before).await;
+            machines.hide_files(&name, files);
+            end
+        };
         let begun = self.spawn_operation(OperationKind::Upgrade, vm, by, work);
         Ok(begun.await?.0)
     }

@@ -179,7 +179,11 @@ impl Machines {
     }
 
     /// The character device of a NIC's backup, as it is now, if the NIC has a backup.
-    pub(super) fn backup_path(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<PathBuf>, Error> {
+    pub(in crate::machines) fn backup_path(
+        &self,
+        vm: &VmName,
+        nic: &NicSpec,
+    ) -> Result<Option<PathBuf>, Error> {
         let backup = nic.on_backup(vm);
         backup
             .map(|nic| self.character_device_of(vm, &nic))

@@ -222,7 +222,7 @@ impl Host for Fake {
         !self.sim_host().devices.contains(device)
     }
 
-    fn start_process(&self, _: &VmName) -> Result<Identity, Error> {
+    fn start_process(&self, _: &VmName, _: &Record) -> Result<Identity, Error> {
         self.call(|sim_host| {
             sim_host.started += 1;
             let identity = Identity {

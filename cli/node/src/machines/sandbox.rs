@@ -1,0 +1,336 @@
+//! The sandbox of VMs' processes: their users, their control groups, and the files in their roots.
+//!
+//! ```text
+//!   start    user chosen ─> directories given to it ─> process jails itself (`vmm::sandbox`)
+//!   request  names files ─> they appear in the jail ─> the VM's process opens them
+//! ```
+//! Owns the numbers of users. It must not know how a jail is built.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::unix::fs::lchown;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use bellhop_api::machine::{MigrationRequest, NicInfo};
+use parking_lot::Mutex;
+use vmm::config::{DiskConfig, VmConfig};
+use vmm::migration::endpoint::Endpoint;
+use vmm::migration::tls::TlsFiles;
+use vmm::sandbox::cgroup::Groups;
+use vmm::sandbox::namespaces::{Access, Door};
+
+use super::Machines;
+use super::process::Process;
+use super::spec::{NicSpec, VmName};
+use crate::error::{Error, UNUSABLE};
+
+/// Above the IDs of `/etc/subuid` (login.defs) and of systemd's containers.
+const FIRST: u32 = 1_900_000_000;
+const LAST: u32 = 1_900_065_535;
+/// The user ID that means "no change" in system calls.
+const NO_USER: u32 = u32::MAX;
+
+/// The files by which the C library resolves names.
+const NAMES: [&str; 3] = ["/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf"];
+
+/// The user IDs of VMs: one for each. They must belong to no one else on the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VmUsers {
+    /// VMs run as the daemon's user, and see the host's files.
+    Off,
+    /// Each VM has one of these.
+    Range(RangeInclusive<u32>),
+}
+
+impl Default for VmUsers {
+    fn default() -> Self {
+        Self::Range(FIRST..=LAST)
+    }
+}
+
+impl fmt::Display for VmUsers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Range(range) => write!(f, "{}-{}", range.start(), range.end()),
+        }
+    }
+}
+
+/// A text that is not a range of user IDs.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BadUsers(String);
+
+impl fmt::Display for BadUsers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(text) = self;
+        write!(
+            f,
+            "{text:?} is not FIRST-LAST, two user IDs from 1 to 4294967294, or `off`"
+        )
+    }
+}
+
+impl std::error::Error for BadUsers {}
+
+impl FromStr for VmUsers {
+    type Err = BadUsers;
+
+    fn from_str(text: &str) -> Result<Self, BadUsers> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        let range = text.split_once('-').and_then(|(first, last)| {
+            let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+            let fits = 0 < first && first <= last && last < NO_USER;
+            fits.then_some(first..=last)
+        });
+        range
+            .map(Self::Range)
+            .ok_or_else(|| BadUsers(text.to_owned()))
+    }
+}
+
+/// The options of VMs' processes.
+#[derive(Debug, Default)]
+pub(crate) struct ProcessOptions {
+    /// The log level, in the form of `--log-level`.
+    pub(crate) log_level: String,
+    /// How they are confined.
+    pub(crate) sandbox: Sandbox,
+}
+
+/// The sandbox of this node's VMs.
+#[derive(Debug, Default)]
+pub(crate) struct Sandbox {
+    /// None: VMs run as the daemon's user.
+    users: Option<RangeInclusive<u32>>,
+    /// The user of each VM that has or had one. Two VMs never have the same.
+    taken: Mutex<BTreeMap<VmName, u32>>,
+    /// None: VMs have no control groups of their own.
+    groups: Option<Groups>,
+}
+
+impl Sandbox {
+    /// The sandbox of a daemon. One that does not run as root cannot confine VMs.
+    pub(crate) fn open(users: &VmUsers, runtime: &Path) -> Self {
+        if !is_root() {
+            tracing::warn!("VMs are not confined, because this daemon does not run as root");
+            return Self::default();
+        }
+        let users = match users {
+            VmUsers::Off => None,
+            VmUsers::Range(range) => Some(range.clone()),
+        };
+        let groups = Groups::open(runtime);
+        if let Err(error) = &groups {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(error, "VMs have no control groups, and no limit of memory");
+        }
+        Self {
+            users,
+            groups: groups.ok(),
+            ..Self::default()
+        }
+    }
+
+    /// The control groups.
+    pub(super) fn groups(&self) -> Option<&Groups> {
+        self.groups.as_ref()
+    }
+
+    /// Notes the user of a VM in the store.
+    pub(super) fn note(&self, vm: &VmName, user: u32) {
+        self.taken.lock().insert(vm.clone(), user);
+    }
+
+    /// Frees the user of a VM that is gone.
+    pub(super) fn free(&self, vm: &VmName) {
+        self.taken.lock().remove(vm);
+    }
+
+    /// The user for a VM, the same as before if possible.
+    pub(super) fn user(&self, vm: &VmName) -> Result<Option<u32>, Error> {
+        let Some(range) = &self.users else {
+            return Ok(None);
+        };
+        let mut taken = self.taken.lock();
+        if let Some(user) = taken.get(vm).filter(|user| range.contains(user)) {
+            return Ok(Some(*user));
+        }
+        let others: BTreeSet<u32> = taken.values().copied().collect();
+        let free = range.clone().find(|user| !others.contains(user));
+        let free = free.ok_or_else(|| {
+            let message = "each user ID of --vm-uids belongs to a VM: give the daemon more";
+            Error::conflict("no_room", message)
+        })?;
+        taken.insert(vm.clone(), free);
+        Ok(Some(free))
+    }
+}
+
+/// Whether this daemon runs as root: others cannot confine VMs.
+pub(super) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Gives a directory of a VM and the files in it to a user.
+pub(super) fn give(directory: &Path, user: u32) -> io::Result<()> {
+    // The user may have created links.
+    lchown(directory, Some(user), Some(user))?;
+    for entry in fs::read_dir(directory)? {
+        lchown(entry?.path(), Some(user), Some(user))?;
+    }
+    Ok(())
+}
+
+/// Files that a request names.
+pub(super) type Files = Vec<(PathBuf, Access)>;
+
+/// The files of a VM, without its NICs.
+pub(super) fn files_of(machine: &VmConfig) -> Files {
+    let boot = [Some(&machine.kernel), machine.initramfs.as_ref()];
+    let boot = boot.into_iter().flatten();
+    let mut files: Files = boot.map(|path| (path.clone(), Access::Read)).collect();
+    files.extend(machine.disks.iter().map(file_of));
+    files
+}
+
+/// The image of a disk.
+pub(super) fn file_of(disk: &DiskConfig) -> (PathBuf, Access) {
+    let access = if disk.readonly {
+        Access::Read
+    } else {
+        Access::Write
+    };
+    (disk.path.clone(), access)
+}
+
+/// The files for a migration to or from an endpoint: the socket, or the certificates and those that
+/// resolve the name of a host.
+pub(super) fn files_of_endpoint(endpoint: &Endpoint, tls: Option<&TlsFiles>) -> Files {
+    match endpoint {
+        Endpoint::Unix(socket) => vec![(socket.clone(), Access::Write)],
+        Endpoint::Tcp { .. } => {
+            let tls = tls.map(|tls| [&tls.certificate, &tls.key, &tls.authority]);
+            let names = NAMES.map(PathBuf::from).into_iter();
+            let files = names.chain(tls.into_iter().flatten().cloned());
+            files.map(|path| (path, Access::Read)).collect()
+        }
+    }
+}
+
+/// The files that a request to send a VM names. The VM's process rejects a malformed one.
+pub(super) fn files_to_send(body: &[u8]) -> Files {
+    match serde_json::from_slice(body) {
+        Ok(MigrationRequest::Send(send)) => files_of_endpoint(&send.destination, send.tls.as_ref()),
+        Ok(MigrationRequest::Receive(_)) | Err(_) => Files::new(),
+    }
+}
+
+impl Machines {
+    /// The process of a VM that has a user of its own, and that user.
+    fn jailed(&self, vm: &VmName) -> Option<(Process, u32)> {
+        let entry = self.entries().get(vm).cloned();
+        let record = entry?.record()?;
+        let user = record.user?;
+        let (identity, _) = record.process()?;
+        Some((Process::open(identity?).ok()??, user))
+    }
+
+    /// Whether the process of a VM sees only its own files.
+    pub(super) fn is_jailed(&self, vm: &VmName) -> bool {
+        self.jailed(vm).is_some()
+    }
+
+    /// Makes files visible to a VM's process. Its own directories always are.
+    ///
+    /// # Errors
+    /// A file does not exist, or its file system cannot show it to another user.
+    pub(super) fn show_files(&self, vm: &VmName, mut files: Files) -> Result<(), Error> {
+        let Some((process, user)) = self.jailed(vm) else {
+            return Ok(());
+        };
+        let own = [self.paths.runtime_of(vm), self.paths.state_of(vm)];
+        files.retain(|(path, _)| own.iter().all(|own| !path.starts_with(own)));
+        let door = Door {
+            pidfd: process.pidfd(),
+            user,
+        };
+        door.open(&files)
+            .map_err(|error| Error::transparent(UNUSABLE, error))
+    }
+
+    /// Hides files from a VM's process again. It keeps those that it has open.
+    pub(super) fn hide_files(&self, vm: &VmName, files: Files) {
+        let Some((process, user)) = self.jailed(vm) else {
+            return;
+        };
+        let door = Door {
+            pidfd: process.pidfd(),
+            user,
+        };
+        let paths: Vec<PathBuf> = files.into_iter().map(|(path, _)| path).collect();
+        if let Err(error) = door.close(&paths) {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(%vm, error, "cannot hide a file from a VM");
+        }
+    }
+
+    /// The devices of a NIC: its own and its backup. Its process has them open, or opens them by
+    /// path: for a failover, or because another program takes over.
+    pub(super) fn devices_to_open(&self, vm: &VmName, nic: &NicSpec) -> Result<Files, Error> {
+        let own = self.character_device_of(vm, nic)?;
+        let devices = std::iter::once(own).chain(self.backup_path(vm, nic)?);
+        Ok(devices.map(|path| (path, Access::Write)).collect())
+    }
+
+    /// Hides devices that a NIC had: another VM's device may get the same path.
+    pub(super) fn hide_devices(&self, vm: &VmName, had: &NicInfo, has: &[(PathBuf, Access)]) {
+        let had = [Some(&had.summary.path), had.backup.as_ref()];
+        let had = had.into_iter().flatten().map(PathBuf::from);
+        let gone = had.filter(|path| has.iter().all(|(kept, _)| kept != path));
+        self.hide_files(vm, gone.map(|path| (path, Access::Write)).collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_a_range_without_root() {
+        let parse = |text: &str| text.parse::<VmUsers>();
+        assert_eq!(parse("off"), Ok(VmUsers::Off));
+        assert_eq!(parse("7-9"), Ok(VmUsers::Range(7..=9)));
+        let shown = VmUsers::default().to_string();
+        assert_eq!(parse(&shown), Ok(VmUsers::default()));
+        for text in ["", "7", "9-7", "0-7", "1-4294967295", "a-b", "1-2-3", "on"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn no_two_vms_have_one_user() {
+        let sandbox = Sandbox {
+            users: Some(7..=8),
+            ..Sandbox::default()
+        };
+        let [a, b, c] = ["a", "b", "c"].map(|name| name.parse::<VmName>().unwrap());
+        sandbox.note(&a, 8);
+        assert_eq!(sandbox.user(&a).unwrap(), Some(8));
+        assert_eq!(sandbox.user(&b).unwrap(), Some(7));
+        assert_eq!(sandbox.user(&c).unwrap_err().answer().1, "no_room");
+        sandbox.free(&a);
+        assert_eq!(sandbox.user(&c).unwrap(), Some(8));
+        assert_eq!(sandbox.user(&b).unwrap(), Some(7));
+        // The daemon has another range since.
+        sandbox.note(&b, 100);
+        assert_eq!(sandbox.user(&b).unwrap(), Some(7));
+        assert_eq!(Sandbox::default().user(&a).unwrap(), None);
+    }
+}

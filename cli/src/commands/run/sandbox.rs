@@ -1,0 +1,56 @@
+//! The sandbox of `bellhop run`, entered before the log, the sockets and the VM exist.
+//!
+//! Owns its options, and which directories stay visible.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use bellhop_common::error::Error;
+use clap::ValueEnum;
+use vmm::sandbox::{Jail, Own};
+
+/// Whether this process gives up its privileges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(super) enum Sandbox {
+    /// It gives up its capabilities, and no `execve` regains one
+    On,
+    /// It keeps the privileges of its user
+    #[default]
+    Off,
+}
+
+/// The options of the sandbox.
+#[derive(Debug, clap::Args)]
+pub(super) struct SandboxArguments {
+    /// on: give up all capabilities before the VM exists, and write no core file (the guest's
+    /// memory). The user stays: run this as a user of its own, who may use the devices
+    #[arg(
+        long,
+        value_name = "on|off",
+        default_value = "off",
+        hide_possible_values = true
+    )]
+    sandbox: Sandbox,
+
+    /// Also become this user and group, with an empty root: only the directories of the sockets and
+    /// logs stay, and must belong to the user. The daemon brings in the VM's files
+    #[arg(long, value_name = "UID", hide = true, requires = "api_socket")]
+    sandbox_user: Option<u32>,
+}
+
+impl SandboxArguments {
+    /// Enters the sandbox, if the options request it. `files` are the sockets and logs.
+    pub(super) fn enter(&self, files: &[Option<&Path>]) -> Result<(), Error> {
+        if self.sandbox == Sandbox::Off {
+            return Ok(());
+        }
+        let directories = files.iter().flatten().filter_map(|file| file.parent());
+        let directories: BTreeSet<PathBuf> = directories.map(Path::to_owned).collect();
+        let own = self.sandbox_user.map(|user| Own {
+            user,
+            directories: directories.into_iter().collect(),
+        });
+        let entered = Jail { own }.enter();
+        entered.map_err(Error::context("cannot confine the VM's process"))
+    }
+}

@@ -1,0 +1,264 @@
+//! The sandbox of the daemon's VMs: what a process sees whose guest has captured it, and its cost.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+mod node;
+
+use lab::sim::require_lab;
+use node::{Daemon, NOTICE, Traces, nic};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:57:71";
+/// The start of the default range of users.
+const FIRST: u32 = 1_900_000_000;
+/// The environment of a VM's process.
+const VARIABLES: [&str; 4] = [
+    "BELLHOP_VM",
+    "BELLHOP_LOG_FILE",
+    "BELLHOP_SECCOMP",
+    "RUST_BACKTRACE",
+];
+
+fn pid(vm: &Value) -> u64 {
+    vm["status"]["pid"].as_u64().unwrap()
+}
+
+/// A file of `/proc/PID/status` as its fields.
+fn status(pid: u64) -> BTreeMap<String, String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let fields = text.lines().filter_map(|line| line.split_once(':'));
+    fields
+        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+        .collect()
+}
+
+fn namespace(pid: &str, kind: &str) -> PathBuf {
+    fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap()
+}
+
+/// Two VMs that run; the first has a NIC.
+fn two(daemon: &Daemon) -> [Value; 2] {
+    let vms = [("one", json!([nic("net0", MAC)])), ("two", json!([]))];
+    vms.map(|(name, nics)| {
+        let path = format!("/v1/vms/{name}");
+        let spec = daemon.tiny(&nics);
+        daemon.api.done("PUT", &path, Some(&spec)).unwrap();
+        daemon.await_phase(name, "Running")
+    })
+}
+
+fn delete(daemon: &Daemon) {
+    for name in ["one", "two"] {
+        let path = format!("/v1/vms/{name}?force=true");
+        daemon.api.done("DELETE", &path, None).unwrap();
+    }
+}
+
+#[test]
+fn each_vm_has_its_own_user_and_namespaces_and_no_privilege() {
+    require_lab().unwrap();
+    let daemon = Daemon::start("jail");
+    let before = Traces::now(&daemon);
+    let vms = two(&daemon);
+    for (vm, user) in vms.iter().zip(FIRST..) {
+        let pid = pid(vm);
+        let status = status(pid);
+        let ids = [user; 4].map(|id| id.to_string()).join("\t");
+        for (field, wanted) in [
+            ("Uid", ids.as_str()),
+            ("Gid", ids.as_str()),
+            ("Groups", ""),
+            ("CapPrm", "0000000000000000"),
+            ("CapEff", "0000000000000000"),
+            ("CapInh", "0000000000000000"),
+            ("CapBnd", "0000000000000000"),
+            ("CapAmb", "0000000000000000"),
+            ("NoNewPrivs", "1"),
+        ] {
+            assert_eq!(status[field], wanted, "{field}");
+        }
+        assert!(status["NSpid"].ends_with("\t1"), "{}", status["NSpid"]);
+        for kind in ["mnt", "ipc", "uts", "pid", "cgroup"] {
+            let own = namespace(&pid.to_string(), kind);
+            assert_ne!(own, namespace("self", kind), "{kind}");
+        }
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
+        let environment = String::from_utf8_lossy(&environment).into_owned();
+        let names = environment.split_terminator('\0');
+        let names = names.map(|variable| variable.split('=').next().unwrap());
+        for name in names {
+            assert!(VARIABLES.contains(&name), "{name}");
+        }
+        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let core = limits
+            .lines()
+            .find(|line| line.starts_with("Max core file size"));
+        assert!(core.unwrap().contains(" 0 "), "{limits}");
+        // Files of the root, which /proc shows to root only.
+        let root = PathBuf::from(format!("/proc/{pid}/root"));
+        let mut names: Vec<_> = fs::read_dir(&root)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names.retain(|name| name != "lab");
+        assert_eq!(names, ["dev", "proc", "sys", "tmp"]);
+        assert!(!root.join("tmp/other").exists());
+        let log = Path::new(vm["status"]["log"].as_str().unwrap());
+        assert_eq!(log.metadata().unwrap().uid(), user);
+        let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+        assert_eq!(score.trim(), "100");
+        // 32 MiB for the guest, and the overhead.
+        let group = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+        let group = group
+            .trim()
+            .strip_prefix("0::")
+            .unwrap()
+            .trim_start_matches('/');
+        let group = Path::new("/sys/fs/cgroup").join(group);
+        let limit = fs::read_to_string(group.join("memory.max")).unwrap();
+        let limit: u64 = limit.trim().parse().unwrap();
+        assert!((512 << 20..600 << 20).contains(&limit), "{limit}");
+        assert_eq!(
+            fs::read_to_string(group.join("pids.max")).unwrap().trim(),
+            "512"
+        );
+    }
+    delete(&daemon);
+    before.same(&daemon);
+}
+
+#[test]
+fn a_captured_process_reaches_nothing() {
+    require_lab().unwrap();
+    let daemon = Daemon::start("captive");
+    let vms = two(&daemon);
+    let console = vms[1]["status"]["console"]["socket"].as_str().unwrap();
+    let directory = Path::new(console).parent().unwrap();
+    let node = directory.parent().unwrap().parent().unwrap();
+    let state = Path::new(vms[1]["status"]["log"].as_str().unwrap());
+    let store = state.ancestors().nth(3).unwrap().join("node.redb");
+    assert!(store.exists(), "{}", store.display());
+    let other = pid(&vms[1]);
+    let captive = Command::new(env!("CARGO_BIN_EXE_lab-captive"))
+        .args([pid(&vms[0]).to_string(), FIRST.to_string()])
+        .args([store.as_path(), state, Path::new(console)])
+        .args([directory.join("api.socket"), node.join("node.socket")])
+        .arg(format!("/proc/{other}/environ"))
+        .arg("/etc/hostname")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&captive.stdout).into_owned();
+    let said = String::from_utf8_lossy(&captive.stderr);
+    assert!(captive.status.success(), "{said}");
+    assert!(text.lines().count() > 30, "{text}{said}");
+    let allowed: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.contains(": denied"))
+        .collect();
+    assert!(allowed.is_empty(), "{allowed:#?}\n{text}");
+    // Nothing happened to the VMs.
+    for (vm, name) in vms.iter().zip(["one", "two"]) {
+        let now = daemon.await_phase(name, "Running");
+        assert_eq!(pid(vm), pid(&now));
+    }
+    delete(&daemon);
+}
+
+#[test]
+fn disks_snapshots_and_upgrades_work_inside() {
+    require_lab().unwrap();
+    let daemon = Daemon::start("inside");
+    let vms = two(&daemon);
+    // Root's alone.
+    let disk = daemon.beside("img");
+    fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    fs::set_permissions(&disk, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let body = json!({ "path": disk });
+    daemon
+        .api
+        .done("PUT", "/v1/vms/one/disks/data", Some(&body))
+        .unwrap();
+    let inside = PathBuf::from(format!("/proc/{}/root{}", pid(&vms[0]), disk.display()));
+    assert_eq!(inside.metadata().unwrap().uid(), FIRST);
+    assert_eq!(disk.metadata().unwrap().uid(), 0);
+    let snapshot = daemon.beside("snapshot");
+    let body = json!({ "path": snapshot });
+    daemon
+        .api
+        .done("POST", "/v1/vms/two/snapshot", Some(&body))
+        .unwrap();
+    assert_eq!(snapshot.join("state").metadata().unwrap().uid(), 0);
+    let body = json!({ "program": std::env::var_os("BELLHOP").unwrap().to_str().unwrap() });
+    let path = "/v1/vms/one/upgrade";
+    let mut operation = daemon.api.done("POST", path, Some(&body)).unwrap();
+    let path = format!("/v1/operations/{}", operation["id"].as_str().unwrap());
+    let start = Instant::now();
+    while operation["phase"] == "running" {
+        assert!(start.elapsed() < NOTICE, "{operation:#}");
+        std::thread::sleep(Duration::from_millis(50));
+        operation = daemon.api.get(&path).unwrap();
+    }
+    assert_eq!(operation["phase"], "done", "{operation:#}");
+    let now = daemon.await_phase("one", "Running");
+    assert_eq!(pid(&now), pid(&vms[0]));
+    assert_eq!(status(pid(&vms[0]))["CapEff"], "0000000000000000");
+    delete(&daemon);
+    fs::remove_file(disk).unwrap();
+    fs::remove_dir_all(snapshot).unwrap();
+}
+
+/// Starts `count` VMMs without a VM, in a sandbox or not, each until it serves. Returns the shortest
+/// time, and the least memory of their own in KiB, without that of the program's file.
+fn cost(confined: bool, count: usize) -> (Duration, u64) {
+    let directory = std::env::temp_dir().join(format!("lab-cost-{}", std::process::id()));
+    let mut best = (Duration::MAX, u64::MAX);
+    for _ in 0..count {
+        fs::create_dir_all(&directory).unwrap();
+        std::os::unix::fs::chown(&directory, Some(FIRST), Some(FIRST)).unwrap();
+        let socket = directory.join("api.socket");
+        let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+        command.args(["run", "--api-socket"]).arg(&socket);
+        if confined {
+            command
+                .args(["--sandbox", "on", "--sandbox-user"])
+                .arg(FIRST.to_string());
+        }
+        let start = Instant::now();
+        let mut child = command.spawn().unwrap();
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            assert!(start.elapsed() < NOTICE);
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let took = start.elapsed();
+        let resident = status(u64::from(child.id()))["RssAnon"].clone();
+        let resident = resident.trim_end_matches(" kB").parse().unwrap();
+        best = (best.0.min(took), best.1.min(resident));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        fs::remove_dir_all(&directory).unwrap();
+    }
+    best
+}
+
+#[test]
+fn a_sandbox_costs_little() {
+    require_lab().unwrap();
+    let (plain, confined) = (cost(false, 20), cost(true, 20));
+    let time = confined.0.saturating_sub(plain.0);
+    let memory = confined.1.saturating_sub(plain.1);
+    println!("sandbox: {time:?} more to start, {memory} KiB more (without: {plain:?})");
+    // The lab's processor is emulated, and about ten times slower.
+    assert!(time < Duration::from_millis(50), "{time:?}");
+    assert!(memory < 300, "{memory} KiB");
+}

@@ -1,0 +1,117 @@
+//! The user, capabilities and attributes of a jailed process.
+//!
+//! Owns their order: each step needs a privilege that a later one gives up. It must not know files.
+
+use std::fs;
+use std::io;
+
+use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid};
+use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets};
+
+/// The kernel ends a VM before the daemon, whose value is lower.
+const OOM_SCORE_ADJ: &str = "100";
+
+/// Makes the kernel end this process before the daemon if memory runs out.
+///
+/// # Errors
+/// The file is not writable: the process is in a jail.
+pub(super) fn accept_oom() -> io::Result<()> {
+    fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ)
+}
+
+/// Changes to a user and the group with the same number, without other groups.
+///
+/// # Errors
+/// This process may not.
+pub fn become_user(user: u32) -> io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+    // These change the calling thread, which is the only one.
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+    // Before the user changes, which takes the capability for it away.
+    lock_capabilities()?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+    Ok(())
+}
+
+/// Gives up all capabilities, and the ways to regain one. Without them no core file is written, and
+/// no other process of this user may trace this one or read its memory.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn give_up() -> io::Result<()> {
+    lock_capabilities()?;
+    let none = CapabilitySet::empty();
+    rustix::thread::set_capabilities(
+        None,
+        CapabilitySets {
+            effective: none,
+            permitted: none,
+            inheritable: none,
+        },
+    )?;
+    rustix::thread::clear_ambient_capability_set()?;
+    rustix::thread::set_no_new_privs(true)?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    rustix::process::setrlimit(Resource::Core, none)?;
+    Ok(())
+}
+
+/// Empties the bounding set, and locks the bits by which an `execve` of root would gain
+/// capabilities. A process without `CAP_SETPCAP` cannot, and gains none with `no_new_privs`.
+fn lock_capabilities() -> io::Result<()> {
+    let held = rustix::thread::capabilities(None)?.effective;
+    if !held.contains(CapabilitySet::SETPCAP) {
+        return Ok(());
+    }
+    // The kernel refuses the numbers that it does not know.
+    for number in 0..u64::BITS {
+        let capability = CapabilitySet::from_bits_retain(1 << number);
+        if matches!(
+            rustix::thread::capability_is_in_bounding_set(capability),
+            Ok(true)
+        ) {
+            rustix::thread::remove_capability_from_bounding_set(capability)?;
+        }
+    }
+    let locked = CapabilitiesSecureBits::NO_ROOT
+        | CapabilitiesSecureBits::NO_ROOT_LOCKED
+        | CapabilitiesSecureBits::KEEP_CAPS_LOCKED
+        | CapabilitiesSecureBits::NO_SETUID_FIXUP_LOCKED
+        | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
+        | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED;
+    rustix::thread::set_capabilities_secure_bits(locked)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a child: attributes of a process cannot be regained.
+    #[test]
+    fn a_process_without_privileges_regains_none() {
+        use std::os::unix::process::CommandExt as _;
+        let mut command = std::process::Command::new("cat");
+        command.arg("/proc/self/status");
+        // SAFETY: `give_up` is only called with one thread in a real process. Between fork and exec
+        // it makes system calls, and formats nothing.
+        unsafe {
+            command.pre_exec(give_up);
+        }
+        let output = command.output().unwrap();
+        let status = String::from_utf8_lossy(&output.stdout);
+        for line in ["CapPrm", "CapEff", "CapAmb"] {
+            let wanted = format!("{line}:\t0000000000000000");
+            assert!(status.contains(&wanted), "{status}");
+        }
+        assert!(status.contains("NoNewPrivs:\t1"), "{status}");
+        if rustix::process::geteuid().is_root() {
+            assert!(status.contains("CapBnd:\t0000000000000000"), "{status}");
+        }
+    }
+}
