@@ -140,7 +140,7 @@ impl Rig {
             ])
         } else {
             let used = driver.addresses.device;
-            Vec::from([used..used + 6 + 8 * u64::from(SIZE)])
+            std::iter::once(used..used + 6 + 8 * u64::from(SIZE)).collect()
         };
         Self {
             driver,
