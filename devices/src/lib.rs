@@ -26,7 +26,17 @@ pub use error::{Error, ErrorKind};
 #[path = "../../tests/fuzz/shared/corpus.rs"]
 mod corpus;
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 #[path = "../../tests/fuzz/shared/steps.rs"]
 mod steps;
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 mod testing;

@@ -23,7 +23,6 @@ use lab::traffic::check_traffic;
 use lab::vmm_process::cost;
 use serde_json::json;
 use std::fs::File;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// No zero bytes: the simulator compares addresses like C strings.

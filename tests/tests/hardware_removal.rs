@@ -1,5 +1,5 @@
-//! The host takes a device back while its guest sends: the NIC moves to its backup device, or the
-//! device is closed and the guest is asked to eject the NIC.
+//! The host takes a device back while its guest sends. The NIC moves to its backup device. Without
+//! one the device is closed, and the guest is asked to eject the NIC.
 //!
 //! The kernel waits in the removal until the VMM has closed the device, so its end proves that. The
 //! machine's own account proves that nothing is left.

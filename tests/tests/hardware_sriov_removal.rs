@@ -1,4 +1,4 @@
-//! The host takes virtual functions back while their guests send: a function's driver is unbound, a
+//! The host takes virtual functions back while their guests send. A function's driver is unbound, a
 //! function is reset, and all functions are removed at once.
 
 #![expect(

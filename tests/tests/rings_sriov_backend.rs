@@ -105,6 +105,7 @@ fn by_hand(device: &VfDevice<'_>) -> machine::Machine {
         id: device.function().mac(),
         path: device.path().to_owned(),
         mac: None,
+        mac_lock: false,
         num_queues: None,
         doorbell: DoorbellMode::Auto,
     };

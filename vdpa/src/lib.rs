@@ -97,6 +97,11 @@ pub mod probe;
 pub mod relay;
 pub mod ring;
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 #[path = "../../tests/fuzz/shared/steps.rs"]
 mod steps;
 mod text_form;

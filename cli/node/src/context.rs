@@ -24,6 +24,7 @@ pub(super) struct Node {
 }
 
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(clippy::unwrap_used, reason = "code of tests, which fuzz targets use")]
 impl Node {
     /// A node with its files below this directory.
     pub(super) fn below(directory: &std::path::Path) -> Arc<Self> {

@@ -133,13 +133,14 @@ impl Rig {
         device.activate(driver.activation(features)).unwrap();
         let own = if packed {
             let ring = driver.addresses.descriptor;
-            vec![
+            let suppression = driver.addresses.device;
+            Vec::from([
                 ring..ring + 16 * u64::from(SIZE),
-                driver.addresses.device..driver.addresses.device + 4,
-            ]
+                suppression..suppression + 4,
+            ])
         } else {
             let used = driver.addresses.device;
-            vec![used..used + 6 + 8 * u64::from(SIZE)]
+            std::iter::once(used..used + 6 + 8 * u64::from(SIZE)).collect()
         };
         Self {
             driver,

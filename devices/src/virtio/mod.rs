@@ -3,6 +3,11 @@
 pub mod backend;
 pub mod block;
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 mod fuzz;
 pub mod pci;
 pub mod rng;

@@ -24,6 +24,11 @@ use super::backend::{Queue, QueueAddresses, SharedMemory};
 use crate::Error;
 
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 pub(crate) mod driver;
 #[cfg(test)]
 mod tests;

@@ -34,6 +34,11 @@ mod pace;
 mod ring;
 mod set;
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 mod tests;
 mod used_shadow;
 

@@ -38,6 +38,11 @@ mod controller;
 mod endpoints;
 mod error;
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 mod fuzz;
 mod server;
 mod start;

@@ -47,7 +47,6 @@ macro_rules! endpoints {
 }
 
 /// Adds a handler to a router: for [`endpoints!`](crate::endpoints).
-#[must_use]
 pub fn route<S, H, T>(
     router: Router<S>,
     path: &str,

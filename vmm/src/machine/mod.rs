@@ -55,6 +55,11 @@ mod end;
 mod error;
 mod failover;
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 pub(crate) mod fake_machine;
 mod faults;
 mod generation;

@@ -22,6 +22,11 @@ mod check;
 #[cfg(test)]
 mod describe;
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 mod example;
 mod listener;
 mod permit;

@@ -234,7 +234,7 @@ mod tests {
         for (path, item) in DESCRIPTION["paths"].as_object().unwrap() {
             for method in item.as_object().unwrap().keys() {
                 let path = path.replace("{name}", "web").replace("{id}", "a");
-                let path = path.replace('{', "").replace('}', "");
+                let path = path.replace(['{', '}'], "");
                 lines.push(format!("{} {path}", method.to_ascii_uppercase()));
             }
         }

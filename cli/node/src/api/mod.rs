@@ -7,6 +7,11 @@ mod doctor;
 mod events;
 mod functions;
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 mod fuzz;
 mod listings;
 mod management;

@@ -35,8 +35,8 @@ const MARK: &str = "BELLHOP_VM";
 /// The environment variable with the path of the log file, which the process rotates. It is a
 /// variable because a program of another version ignores unknown ones when it takes over.
 const LOG_FILE: &str = "BELLHOP_LOG_FILE";
-/// The environment variable with the mode of the system call filters; on, unless the daemon has it.
-/// A variable for the same reason.
+/// The environment variable with the mode of the system call filters; off, unless the daemon has
+/// it. A variable for the same reason.
 const FILTERS: &str = "BELLHOP_SECCOMP";
 /// Maximum size of an environment in bytes. This program never passes a longer one.
 const ENVIRONMENT_MAX: u64 = 256 * 1024;
@@ -142,7 +142,7 @@ pub(crate) fn start(start: Start<'_>) -> io::Result<Process> {
         .env(LOG_FILE, start.log)
         .env(
             FILTERS,
-            std::env::var_os(FILTERS).unwrap_or_else(|| "on".into()),
+            std::env::var_os(FILTERS).unwrap_or_else(|| "off".into()),
         )
         .current_dir("/")
         .stdin(Stdio::null())

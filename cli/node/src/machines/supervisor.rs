@@ -480,11 +480,12 @@ async fn devices_removed(
     };
     let nics = record.spec.nics().iter().map(NicSpec::id);
     let removed: BTreeSet<NicId> = nics.filter(is_removed).cloned().collect();
-    for id in removed.difference(before).cloned() {
+    for id in removed.difference(before) {
         let vm = entry.name();
         tracing::error!(%vm, nic = %id, "the host has removed the device of a NIC");
         machines.publish(vm, Change::NicDeviceRemoved(id.clone()));
         // If this daemon ends first, the next start of the VM does it.
+        let id = id.clone();
         let _ = machines
             .locked(entry, move |machines, entry| {
                 machines.drop_vanished(entry, &id)

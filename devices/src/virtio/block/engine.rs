@@ -625,7 +625,7 @@ mod tests {
 
     #[test]
     fn a_ring_carries_out_only_the_operations_of_a_disk() {
-        let completed = EventFd::new(0).unwrap();
+        let completed = vdpa::eventfd::new().unwrap();
         let mut ring = restricted_ring(&completed).unwrap();
         let buffers = [libc::iovec {
             iov_base: std::ptr::null_mut(),

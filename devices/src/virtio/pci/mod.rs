@@ -387,4 +387,9 @@ impl PciFunction for VirtioPciDevice {
 }
 
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 mod tests;

@@ -19,6 +19,11 @@
 //! rest of the device.
 
 #[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
 mod fuzz;
 
 use std::os::fd::{AsRawFd, RawFd};

@@ -8,8 +8,8 @@
 //! | RING_RESET | the device can suspend and resume, and keeps ring positions |
 //!
 //! With `mac_lock` the guest gets no feature that changes its MAC address or a filter. The VMM then
-//! negotiates CTRL_MAC_ADDR and CTRL_RX with the device for itself: it sets the configured address,
-//! and the device receives that address, multicast and broadcast.
+//! negotiates CTRL_MAC_ADDR and CTRL_RX with the device for itself. It sets the configured address.
+//! The device receives that address, multicast and broadcast.
 //!
 //! A queue is reset while the device is suspended. An own feature is never negotiated with the
 //! device, whether or not the device offers the same bit. This file owns the decision and its log

@@ -15,7 +15,7 @@
 //! Threads without a kind of their own keep the filters of their creator.
 //!
 //! **A live upgrade keeps the filters**, because execve does. So the next program adds none to the
-//! main thread: it could not hand the VM back otherwise. [`needed`] tells the running program which
+//! main thread: it could not hand the VM back otherwise. `needed` tells the running program which
 //! calls the next one makes. Its own table takes effect at the VM's next start.
 
 mod compile;

@@ -210,6 +210,10 @@ const STARTS_THREADS: Calls = calls! {
 const DEVICES: Calls = calls! {
     SYS_ioctl [is(1, Test::Vhost)] => "the control path of a vDPA device";
     SYS_eventfd2 => "kicks and calls of a queue";
+    SYS_epoll_create1 => "the VMM's control queue";
+    SYS_epoll_ctl => "the guest's kicks of the control queue";
+    SYS_timerfd_create => "the deadline of a control command";
+    SYS_timerfd_settime => "the deadline of a control command";
     SYS_memfd_create => "rings of the VMM, shared with the device";
     SYS_ftruncate => "the size of such rings";
     SYS_fcntl [one_of(1, &[bits(F_ADD_SEALS), bits(F_GETFL)])] => "the seals of such rings";
@@ -411,7 +415,15 @@ impl Thread {
                 &[Self::ApiWorker],
             ),
             Self::ApiWorker => (
-                &[FILES, DEVICES, DISKS, STATISTICS, PROGRAM, STARTS_THREADS],
+                &[
+                    FILES,
+                    DEVICES,
+                    DISKS,
+                    CONNECTION,
+                    STATISTICS,
+                    PROGRAM,
+                    STARTS_THREADS,
+                ],
                 &[Self::Migration],
             ),
             Self::Migration => (
