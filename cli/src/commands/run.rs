@@ -179,16 +179,6 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", requires = "console_socket")]
     console_log: Option<PathBuf>,
 
-    /// System call filters: on, off, or log for developers
-    #[arg(
-        long,
-        value_name = "MODE",
-        env = "BELLHOP_SECCOMP",
-        hide = true,
-        default_value = "off"
-    )]
-    seccomp: seccomp::Mode,
-
     #[command(flatten)]
     sandbox: SandboxArguments,
 }
@@ -328,7 +318,7 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
     let socket = arguments.api_socket.take();
     let console_socket = arguments.console_socket.take();
     let console_log = arguments.console_log.take();
-    confine(arguments.seccomp, taken.is_some())?;
+    confine(arguments.sandbox.filters(), taken.is_some())?;
     let origin = match taken {
         Some(taken) => Some(taken.origin()?),
         None => arguments.into_origin()?,

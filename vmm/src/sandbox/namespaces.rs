@@ -105,8 +105,11 @@ enum Source {
 /// # Errors
 /// The kernel refuses a step.
 pub(super) fn enter(own: &Own) -> io::Result<()> {
-    let flags =
-        UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
+    let flags = UnshareFlags::NEWNS
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWCGROUP;
     // SAFETY: needed because rustix has no safe call: CLONE_FILES would invalidate descriptors that
     // threads share. It is not among the flags.
     unsafe { rustix::thread::unshare_unsafe(flags) }?;

@@ -31,7 +31,7 @@ use super::incoming::IncomingReport;
 use super::outgoing::MigrationReport;
 use super::process::{self, Identity, Process, Start};
 use super::record::Record;
-use super::sandbox::{self, files_of, files_of_endpoint, files_to_send};
+use super::sandbox::{self, files_of, files_to_send};
 use super::spec::{DeviceId, NicId, NicSpec, VmName, VmSpec};
 use super::steps::{Host, ProcessState, ProxiedResponse, SendRequest};
 use super::vmm::{MIGRATION, SOON, START, Vmm};
@@ -348,6 +348,8 @@ impl Host for Machines {
             "--log-level".into(),
             self.log_level.clone().into(),
             "run".into(),
+            "--sandbox".into(),
+            "on".into(),
             "--api-socket".into(),
             socket.into(),
             "--console-socket".into(),
@@ -355,9 +357,6 @@ impl Host for Machines {
             "--console-log".into(),
             self.paths.console_log(vm).into(),
         ];
-        if sandbox::is_root() {
-            arguments.extend(["--sandbox".into(), "on".into()]);
-        }
         if let Some(user) = record.user {
             for directory in [mark.clone(), self.paths.state_of(vm)] {
                 sandbox::give(&directory, user).map_err(file(&directory))?;
@@ -571,9 +570,7 @@ impl Host for Machines {
         }
         let listener: Vec<OwnedFd> = reception.listener.map(OwnedFd::from).into_iter().collect();
         let machine = record.running();
-        let mut files = self.files_to_run(vm, record)?;
-        files.extend(files_of_endpoint(&reception.endpoint, None));
-        self.show_files(vm, files)?;
+        self.show_files(vm, self.files_to_run(vm, record)?)?;
         let wanted = MigrationRequest::Receive(ReceiveConfig {
             listen: reception.endpoint,
             vdpa,

@@ -35,9 +35,6 @@ const MARK: &str = "BELLHOP_VM";
 /// The environment variable with the path of the log file, which the process rotates. It is a
 /// variable because a program of another version ignores unknown ones when it takes over.
 const LOG_FILE: &str = "BELLHOP_LOG_FILE";
-/// The environment variable with the mode of the system call filters; off, unless the daemon has
-/// it. A variable for the same reason.
-const FILTERS: &str = "BELLHOP_SECCOMP";
 /// Maximum size of an environment in bytes. This program never passes a longer one.
 const ENVIRONMENT_MAX: u64 = 256 * 1024;
 /// Index of the start time, the 22nd field of `/proc/PID/stat`, counted from the field after the
@@ -97,7 +94,7 @@ pub(crate) struct Start<'a> {
 }
 
 /// Variables of the daemon's environment that a VM's process receives. The others may be secrets.
-const KEPT: [&str; 2] = ["BELLHOP_LOG_FORMAT", "RUST_BACKTRACE"];
+const KEPT: [&str; 3] = ["BELLHOP_LOG_FORMAT", "BELLHOP_SECCOMP", "RUST_BACKTRACE"];
 
 /// The path of this program, to start another process of it.
 ///
@@ -140,10 +137,6 @@ pub(crate) fn start(start: Start<'_>) -> io::Result<Process> {
         )
         .env(MARK, start.mark)
         .env(LOG_FILE, start.log)
-        .env(
-            FILTERS,
-            std::env::var_os(FILTERS).unwrap_or_else(|| "off".into()),
-        )
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)

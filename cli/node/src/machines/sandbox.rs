@@ -18,8 +18,6 @@ use std::str::FromStr;
 use bellhop_api::machine::{MigrationRequest, NicInfo};
 use parking_lot::Mutex;
 use vmm::config::{DiskConfig, VmConfig};
-use vmm::migration::endpoint::Endpoint;
-use vmm::migration::tls::TlsFiles;
 use vmm::sandbox::cgroup::Groups;
 use vmm::sandbox::namespaces::{Access, Door};
 
@@ -33,9 +31,6 @@ const FIRST: u32 = 1_900_000_000;
 const LAST: u32 = 1_900_065_535;
 /// The user ID that means "no change" in system calls.
 const NO_USER: u32 = u32::MAX;
-
-/// The files by which the C library resolves names.
-const NAMES: [&str; 3] = ["/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf"];
 
 /// The user IDs of VMs: one for each. They must belong to no one else on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -210,26 +205,15 @@ pub(super) fn file_of(disk: &DiskConfig) -> (PathBuf, Access) {
     (disk.path.clone(), access)
 }
 
-/// The files for a migration to or from an endpoint: the socket, or the certificates and those that
-/// resolve the name of a host.
-pub(super) fn files_of_endpoint(endpoint: &Endpoint, tls: Option<&TlsFiles>) -> Files {
-    match endpoint {
-        Endpoint::Unix(socket) => vec![(socket.clone(), Access::Write)],
-        Endpoint::Tcp { .. } => {
-            let tls = tls.map(|tls| [&tls.certificate, &tls.key, &tls.authority]);
-            let names = NAMES.map(PathBuf::from).into_iter();
-            let files = names.chain(tls.into_iter().flatten().cloned());
-            files.map(|path| (path, Access::Read)).collect()
-        }
-    }
-}
-
-/// The files that a request to send a VM names. The VM's process rejects a malformed one.
+/// The certificates that a request to send a VM names. The VM's process rejects a malformed request,
+/// and the daemon opens its connections.
 pub(super) fn files_to_send(body: &[u8]) -> Files {
-    match serde_json::from_slice(body) {
-        Ok(MigrationRequest::Send(send)) => files_of_endpoint(&send.destination, send.tls.as_ref()),
-        Ok(MigrationRequest::Receive(_)) | Err(_) => Files::new(),
-    }
+    let Ok(MigrationRequest::Send(send)) = serde_json::from_slice(body) else {
+        return Files::new();
+    };
+    let tls = send.tls.into_iter();
+    let files = tls.flat_map(|tls| [tls.certificate, tls.key, tls.authority]);
+    files.map(|path| (path, Access::Read)).collect()
 }
 
 impl Machines {

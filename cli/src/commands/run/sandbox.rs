@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use bellhop_common::error::Error;
 use clap::ValueEnum;
-use vmm::sandbox::{Jail, Own};
+use vmm::sandbox::{Jail, Own, seccomp};
 
-/// Whether this process gives up its privileges.
+/// Whether this process confines itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(super) enum Sandbox {
-    /// It gives up its capabilities, and no `execve` regains one
+    /// It gives up its capabilities, system calls and access to files
     On,
     /// It keeps the privileges of its user
     #[default]
@@ -22,8 +22,9 @@ pub(super) enum Sandbox {
 /// The options of the sandbox.
 #[derive(Debug, clap::Args)]
 pub(super) struct SandboxArguments {
-    /// on: give up all capabilities before the VM exists, and write no core file (the guest's
-    /// memory). The user stays: run this as a user of its own, who may use the devices
+    /// on: give up all capabilities, and the system calls that no VM needs, before the VM exists.
+    /// Write no core file (the guest's memory). The user stays: run this as a user of its own, who
+    /// may use the devices
     #[arg(
         long,
         value_name = "on|off",
@@ -36,9 +37,21 @@ pub(super) struct SandboxArguments {
     /// logs stay, and must belong to the user. The daemon brings in the VM's files
     #[arg(long, value_name = "UID", hide = true, requires = "api_socket")]
     sandbox_user: Option<u32>,
+
+    /// System call filters: on, off, or log for developers; the default is that of --sandbox
+    #[arg(long, value_name = "MODE", env = "BELLHOP_SECCOMP", hide = true)]
+    seccomp: Option<seccomp::Mode>,
 }
 
 impl SandboxArguments {
+    /// The mode of the system call filters.
+    pub(super) fn filters(&self) -> seccomp::Mode {
+        self.seccomp.unwrap_or(match self.sandbox {
+            Sandbox::On => seccomp::Mode::On,
+            Sandbox::Off => seccomp::Mode::Off,
+        })
+    }
+
     /// Enters the sandbox, if the options request it. `files` are the sockets and logs.
     pub(super) fn enter(&self, files: &[Option<&Path>]) -> Result<(), Error> {
         if self.sandbox == Sandbox::Off {
