@@ -151,7 +151,7 @@ fn a_nic_whose_device_the_host_removes_moves_or_is_unplugged_until_the_next_star
         !is_recorded("one.net0")
     })
     .unwrap();
-    assert!(is_recorded("one.net0~"));
+    assert_eq!(nic(&node, "one")["path"], character_device("one.net0~"));
 
     delete("other.net0");
     until("the NIC is unplugged", || {
