@@ -9,7 +9,7 @@
 //!   FILE          files that the daemon brings in, each a mount or a device node
 //! ```
 //! The root is a directory below that of the mount namespace, and the process is in a chroot(2)
-//! there: the kernel refuses new user namespaces to such a process (user_namespaces(7)). Without
+//! there. The kernel refuses new user namespaces to such a process (user_namespaces(7)). Without
 //! capabilities it cannot leave.
 //!
 //! A file of another user is mounted with its owner mapped to the user of the jail
@@ -321,8 +321,8 @@ fn set_attributes(tree: &OwnedFd, set: u64, user_namespace: u64) -> io::Result<(
     }
 }
 
-/// Maps the owner of a file to `user`: the file belongs to `user` in this mount, and files that
-/// `user` creates belong to the owner on the disk.
+/// Maps the owner of a file to `user`. The file belongs to `user` in this mount. Files that `user`
+/// creates belong to the owner on the disk.
 fn map_owner(tree: &OwnedFd, stat: &Stat, user: u32) -> io::Result<()> {
     let namespace = user_namespace(stat.st_uid, stat.st_gid, user)?;
     let number = u64::try_from(namespace.as_raw_fd()).map_err(io::Error::other)?;

@@ -26,7 +26,7 @@ use super::process::Process;
 use super::spec::{NicSpec, VmName};
 use crate::error::{Error, UNUSABLE};
 
-/// Above the IDs of `/etc/subuid` (login.defs) and of systemd's containers.
+/// Above the IDs of `/etc/subuid` (login.defs(5)) and of systemd's containers.
 const FIRST: u32 = 1_900_000_000;
 const LAST: u32 = 1_900_065_535;
 /// The user ID that means "no change" in system calls.
@@ -205,8 +205,8 @@ pub(super) fn file_of(disk: &DiskConfig) -> (PathBuf, Access) {
     (disk.path.clone(), access)
 }
 
-/// The certificates that a request to send a VM names. The VM's process rejects a malformed request,
-/// and the daemon opens its connections.
+/// The certificates that a request to send a VM names. The daemon opens the connections, and the
+/// VM's process rejects a malformed request.
 pub(super) fn files_to_send(body: &[u8]) -> Files {
     let Ok(MigrationRequest::Send(send)) = serde_json::from_slice(body) else {
         return Files::new();
