@@ -285,6 +285,12 @@ const CONNECT: Calls = calls! {
     SYS_uname => "the resolver";
 };
 
+/// A socket that listens.
+const LISTEN: Calls = calls! {
+    SYS_bind => "the API, the console, the destination of a migration";
+    SYS_listen => "the API, the console, the destination of a migration";
+};
+
 /// An event loop.
 const EVENT_LOOP: Calls = calls! {
     SYS_epoll_wait => "the event loop";
@@ -339,8 +345,6 @@ const MACHINE: Calls = calls! {
     SYS_timerfd_create => "ring watch, throttled vCPUs";
     SYS_timerfd_settime => "ring watch, throttled vCPUs";
     SYS_socketpair => "the API's runtime";
-    SYS_bind => "the API, the console, the door of a migration";
-    SYS_listen => "the API, the console, the door of a migration";
     SYS_prctl [one_of(0, &[bits(PR_SET_DUMPABLE)]), one_of(1, &[0])] =>
         "a program that takes over a VM is not dumpable either";
     SYS_prctl [one_of(0, &[bits(PR_CAP_AMBIENT)]), one_of(1, &[bits(PR_CAP_AMBIENT_CLEAR_ALL)])] =>
@@ -420,6 +424,7 @@ impl Thread {
                     DEVICES,
                     DISKS,
                     CONNECTION,
+                    LISTEN,
                     STATISTICS,
                     PROGRAM,
                     STARTS_THREADS,
@@ -435,7 +440,7 @@ impl Thread {
             Self::Stop => (&[EVENT_LOOP], &[]),
             Self::Failover => (&[FILES, DEVICES], &[]),
             Self::Vmm => (
-                &[MACHINE, STARTS_THREADS],
+                &[MACHINE, LISTEN, STARTS_THREADS],
                 &[
                     Self::Vcpu,
                     Self::Api,
