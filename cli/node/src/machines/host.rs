@@ -34,6 +34,7 @@ use super::record::Record;
 use super::sandbox::{self, files_of, files_to_send};
 use super::spec::{DeviceId, NicId, NicSpec, VmName, VmSpec};
 use super::steps::{Host, ProcessState, ProxiedResponse, SendRequest};
+use super::supervisor::from_status;
 use super::vmm::{MIGRATION, SOON, START, Vmm};
 use crate::error::{Error, UNUSABLE};
 use crate::peers::Peer;
@@ -59,9 +60,26 @@ impl Machines {
     }
 
     /// The error for a process that exited before it ran the VM. The text has the end of its log.
-    fn ended_early(&self, vm: &VmName) -> Error {
+    fn ended_early(&self, vm: &VmName, process: Option<&Process>) -> Error {
         let said = self.end_of_log(vm);
-        Error::failed(format!("the VM's process ended at its start: {said}"))
+        let status = process.and_then(Process::reap).map(from_status);
+        let end = status.map_or_else(|| "its process ended".to_owned(), |end| end.detail);
+        Error::failed(format!(
+            "the VM's process ended at its start: {end}: {said}"
+        ))
+    }
+
+    /// The error of a request to a process, or that of its end if that is the cause.
+    fn unless_ended(&self, vm: &VmName, identity: Identity, error: Error) -> Error {
+        if error.answer().0 != StatusCode::BAD_GATEWAY {
+            return error;
+        }
+        match Process::open(identity) {
+            Ok(Some(process)) if matches!(process.wait(LOOK), Ok(true)) => {
+                self.ended_early(vm, Some(&process))
+            }
+            _ => error,
+        }
     }
 
     fn end_of_log(&self, vm: &VmName) -> String {
@@ -97,7 +115,7 @@ impl Machines {
                 Err(error) => return Err(error),
             }
             if process.wait(Duration::from_millis(5)).map_err(unended)? {
-                return Err(self.ended_early(vm));
+                return Err(self.ended_early(vm, Some(process)));
             }
         }
     }
@@ -105,7 +123,7 @@ impl Machines {
     /// Waits until the started process listens.
     fn await_started(&self, vm: &VmName, identity: Identity) -> Result<(), Error> {
         let process = Process::open(identity).map_err(unended)?;
-        let process = process.ok_or_else(|| self.ended_early(vm))?;
+        let process = process.ok_or_else(|| self.ended_early(vm, None))?;
         let status = self.await_listening(vm, &process)?;
         if status.pid == identity.pid {
             Ok(())
@@ -429,16 +447,17 @@ impl Host for Machines {
             };
             let wanted = Some(&wanted);
             let restored = vmm.hand_over(Method::PUT, at, wanted, SNAPSHOT_TIME, &devices);
-            return self.runtime.block_on(restored).map(drop);
+            let restored = self.runtime.block_on(restored).map(drop);
+            return restored.map_err(|error| self.unless_ended(vm, identity, error));
         }
-        self.runtime.block_on(async {
+        let started = self.runtime.block_on(async {
             vmm.hand_over(Method::PUT, "/v1/vm", Some(&config), SOON, &devices)
                 .await?;
             // From here on only the VM has them open: they are free when it ends.
             drop(devices);
             vmm.want(WantedState::Running).await
-        })?;
-        Ok(())
+        });
+        started.map_err(|error| self.unless_ended(vm, identity, error))
     }
 
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
@@ -586,14 +605,10 @@ impl Host for Machines {
             fd: (!listener.is_empty()).then_some(0),
         });
         let vmm = self.api_of(vm);
-        self.runtime.block_on(vmm.hand_over(
-            Method::POST,
-            MIGRATION,
-            Some(&wanted),
-            SOON,
-            &listener,
-        ))?;
-        Ok(())
+        let wanted = Some(&wanted);
+        let waits = vmm.hand_over(Method::POST, MIGRATION, wanted, SOON, &listener);
+        let waits = self.runtime.block_on(waits).map(drop);
+        waits.map_err(|error| self.unless_ended(vm, identity, error))
     }
 
     fn incoming_report(&self, vm: &VmName, identity: Identity) -> IncomingReport {

@@ -497,7 +497,7 @@ async fn devices_removed(
 
 /// The reason of the end of a child process that did not report one. See `bellhop --help` for the
 /// codes.
-fn from_status(status: ExitStatus) -> End {
+pub(super) fn from_status(status: ExitStatus) -> End {
     match (status.code(), status.signal()) {
         (Some(0), _) => End::new(EndReason::PoweredOff, "its process ended"),
         (Some(7), _) => End::new(EndReason::Moved, "it was sent to another process"),
