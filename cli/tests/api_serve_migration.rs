@@ -155,6 +155,11 @@ fn a_daemon_that_is_killed_while_its_machine_moves_does_not_start_it_again() {
     daemon
         .api
         .expect(202, "POST", MIGRATION, &send(&destination.at));
+    // The daemon opens them.
+    until("the machine has its connections", || {
+        let (_, now) = daemon.api.ask("GET", MIGRATION, &Value::Null);
+        now["phase"] != "Offer" && now["phase"] != "Join"
+    });
     daemon.kill();
     until("the guest runs there", || destination.has_guest());
     until("its process here is gone", || daemon.machines() == 0);
