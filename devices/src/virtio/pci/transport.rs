@@ -197,7 +197,7 @@ impl Transport {
 
     pub(super) fn write_bar(&mut self, offset: u64, data: &[u8]) {
         if let Some(queue) = notified_queue(offset) {
-            kick(self.doorbells.kicks(), queue);
+            self.kicked(queue);
             return;
         }
         match Region::of(offset) {
@@ -430,6 +430,19 @@ impl Transport {
         Activation {
             features: common.driver_features(),
             queues: common.enabled_queues().filter_map(queue).collect(),
+        }
+    }
+
+    /// The guest stored to the notify page of `queue`.
+    pub(super) fn kicked(&mut self, queue: usize) {
+        let inline = u16::try_from(queue).ok();
+        match inline.filter(|queue| self.backend.serves_inline(*queue)) {
+            Some(queue) if self.phase == Phase::Active => {
+                let outcome = self.backend.kicked(queue);
+                self.take(outcome);
+            }
+            Some(_) => {}
+            None => kick(self.doorbells.kicks(), queue),
         }
     }
 
