@@ -39,6 +39,8 @@ pub struct VdpaOptions {
     pub num_queues: Option<u16>,
     /// Whether the guest gets the device's doorbells.
     pub doorbell: DoorbellMode,
+    /// Whether the guest's IOMMU decides which memory the device reaches.
+    pub iommu: bool,
 }
 
 /// A vhost-vdpa device behind a virtio transport; see the module.
@@ -90,6 +92,9 @@ impl VdpaBackend {
         memory: SharedMemory,
         ram_end: u64,
     ) -> Result<Self, Error> {
+        if options.iommu {
+            return Err(Error::other("devices behind an IOMMU are not supported yet"));
+        }
         let (device, iotlb) = device.own()?;
         let has = device.info().queue_count();
         if let Some(expected) = options.num_queues.filter(|&expected| expected != has) {

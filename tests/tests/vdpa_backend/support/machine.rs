@@ -30,6 +30,7 @@ pub(crate) fn options(device: &SimDevice) -> VdpaOptions {
         mac_lock: false,
         num_queues: None,
         doorbell: DoorbellMode::default(),
+        iommu: false,
     }
 }
 
