@@ -20,8 +20,8 @@ impl<S: IotlbSink> Iotlb<S> {
     /// ([`GuestRegion::all`]).
     ///
     /// # Errors
-    /// As [`Iotlb::map`]; nothing has changed then. [`ErrorKind::NotRolledBack`]: the changes failed,
-    /// and so did undoing them. The device then lacks mappings or has too many: stop it.
+    /// As [`Iotlb::map`]; nothing has changed then. [`ErrorKind::NotRolledBack`]: the changes
+    /// failed, and so did undoing them. The device then lacks mappings or has too many: stop it.
     pub fn apply(
         &mut self,
         asid: u32,
