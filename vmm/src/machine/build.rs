@@ -278,7 +278,7 @@ impl Machine {
             msi,
             slots,
             vm,
-            memory,
+            _memory: memory,
             ram,
             layout,
             config: without_descriptors(config),

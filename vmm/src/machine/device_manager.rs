@@ -27,7 +27,6 @@ use devices::pci::{PciBus, PciFunction, Slot};
 use devices::virtio::backend::Event;
 use devices::virtio::block::engine::hung_disks;
 use devices::virtio::pci::{GuestView, VirtioPciDevice};
-use vdpa::memory::GuestMemory;
 
 pub(super) use self::exchange::Exchanged;
 use super::devices::Device;
@@ -348,10 +347,10 @@ impl DeviceManager {
 
     /// Returns the buffers that NICs have received and not used; of saved NICs, as they were when
     /// saved.
-    pub(super) fn in_flight(&self, memory: &GuestMemory) -> InFlight {
+    pub(super) fn in_flight(&self) -> InFlight {
         let mut count = InFlight::default();
         for entry in self.entries.values() {
-            in_flight::add(&mut count, &entry.device, memory);
+            in_flight::add(&mut count, &entry.device);
         }
         count
     }
@@ -404,12 +403,12 @@ impl DeviceManager {
     }
 
     /// Samples the rings of all watched devices. Returns `true` if an alarm began or ended.
-    pub(super) fn sample_rings(&mut self, memory: &GuestMemory) -> bool {
+    pub(super) fn sample_rings(&mut self) -> bool {
         let now = Instant::now();
         let mut changed = false;
         for entry in self.entries.values_mut() {
             if let Some(watch) = &mut entry.watch {
-                changed |= watch.sample(&entry.id, &entry.device, memory, now);
+                changed |= watch.sample(&entry.id, &entry.device, now);
             }
         }
         changed
