@@ -23,14 +23,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use vdpa::iova::IovaRange;
-use vdpa::memory::{AddressSpace, Change, GuestMemory};
+use vdpa::memory::{AddressSpace, Change, DeviceMemory, GuestMemory};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::Error;
 use crate::hypervisor::DoorbellPage;
 
-/// One virtqueue as the guest programmed it (virtio 1.3, 4.1.4.3). Addresses are guest-physical and
-/// *not yet checked* against guest memory.
+/// One virtqueue as the guest programmed it (virtio 1.3, 4.1.4.3). Addresses are device addresses:
+/// guest-physical without an IOMMU. They are *not yet checked* against guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QueueAddresses {
     /// Entries: a power of two for split rings, never above the offered maximum.
@@ -183,6 +183,11 @@ pub trait Backend: Send + fmt::Debug {
     /// # Errors
     /// The device refuses: the transport leaves FEATURES_OK clear.
     fn negotiate(&mut self, features: u64) -> Result<(), Error>;
+
+    /// Returns the memory in which the driver's rings are; `None` if observers shall not read them.
+    fn memory(&self) -> Option<&DeviceMemory> {
+        None
+    }
 
     /// The driver wrote DRIVER_OK.
     ///
@@ -397,5 +402,5 @@ pub trait Hardware {
     fn roll_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error>;
 }
 
-/// The guest memory that backends share.
+/// Guest RAM, which backends share.
 pub type SharedMemory = Arc<GuestMemory>;

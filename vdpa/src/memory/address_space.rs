@@ -56,8 +56,12 @@ pub enum Mode {
     Mapped,
 }
 
-/// The mappings of one domain of the IOMMU.
+/// The addresses of one device, or of one domain of the IOMMU.
+///
+/// A device keeps its space as long as it exists, because its rings hold it. Attaching the device
+/// to another domain changes the contents ([`Writer::copy_from`]).
 pub struct AddressSpace {
+    range: IovaRange,
     inner: RwLock<Inner>,
     generation: AtomicU64,
 }
@@ -67,7 +71,7 @@ crate::opaque_debug! {
     generation: this.generation(),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Inner {
     mode: Mode,
     /// Empty unless the mode is [`Mode::Mapped`].
@@ -81,6 +85,7 @@ impl AddressSpace {
     #[must_use]
     pub fn new(range: IovaRange) -> Self {
         Self {
+            range,
             inner: RwLock::new(Inner {
                 mode: Mode::Blocked,
                 map: IovaMap::new(range),
@@ -88,6 +93,12 @@ impl AddressSpace {
             }),
             generation: AtomicU64::new(0),
         }
+    }
+
+    /// The device addresses that can be mapped.
+    #[must_use]
+    pub fn range(&self) -> IovaRange {
+        self.range
     }
 
     /// Holds all translations as they are. A thread that holds a reader must not get another one:
@@ -153,6 +164,22 @@ impl Reader<'_> {
             }
         }
     }
+
+    /// The parts of `range` that devices reach, by ascending device address, with their targets.
+    pub fn parts(&self, range: IovaRange) -> impl Iterator<Item = (IovaRange, Piece)> {
+        let all = (self.mode() == Mode::Identity).then_some(Piece {
+            gpa: range.first(),
+            access: Access::ReadWrite,
+        });
+        let mapped = self.mappings().overlapping(&range);
+        let mapped = mapped.filter_map(move |(entry, piece)| {
+            let first = entry.first().max(range.first());
+            let part = IovaRange::new(first, entry.last().min(range.last()))?;
+            let gpa = piece.gpa + (first - entry.first());
+            Some((part, Piece { gpa, ..*piece }))
+        });
+        all.map(|piece| (range, piece)).into_iter().chain(mapped)
+    }
 }
 
 /// Changes an address space that has no readers.
@@ -177,6 +204,11 @@ impl Writer<'_> {
         self.0.mode = mode;
         self.0.map.clear();
         self.0.writable = 0;
+    }
+
+    /// Takes over mode and mappings of another space.
+    pub fn copy_from(&mut self, other: &Reader<'_>) {
+        self.0.clone_from(&other.0);
     }
 
     /// Adds a mapping.
@@ -296,6 +328,29 @@ mod tests {
     }
 
     #[test]
+    fn parts_are_clipped_and_a_copy_has_them_too() {
+        let space = mapped();
+        space.change(|space| {
+            space.map(pages(1, 2), piece(8, Access::ReadOnly)).unwrap();
+            space.map(pages(4, 1), piece(4, Access::ReadWrite)).unwrap();
+        });
+        let copy = AddressSpace::new(IovaRange::ALL);
+        copy.change(|copy| copy.copy_from(&space.read()));
+        let parts: Vec<_> = copy
+            .read()
+            .parts(IovaRange::new(0x1800, 0x4000).unwrap())
+            .map(|(part, piece)| (part.first(), part.last(), piece.gpa))
+            .collect();
+        assert_eq!(parts, [(0x1800, 0x2fff, 0x8800), (0x4000, 0x4000, 0x4000)]);
+        assert_eq!(copy.writable_bytes(), PAGE_SIZE);
+        copy.change(|copy| copy.set_mode(Mode::Identity));
+        let all = copy.read().parts(IovaRange::ALL).next();
+        assert_eq!(all, Some((IovaRange::ALL, piece(0, Access::ReadWrite))));
+        copy.change(|copy| copy.set_mode(Mode::Blocked));
+        assert_eq!(copy.read().parts(IovaRange::ALL).count(), 0);
+    }
+
+    #[test]
     fn both_ends_of_the_space_can_be_mapped() {
         let half = 1 << 63;
         let (low, high) = (
@@ -360,11 +415,13 @@ mod tests {
         ) {
             let space = mapped();
             let mut model = [None::<(usize, u64, Access)>; PAGES as usize + 3];
-            for (number, (map, first, count, target, access)) in operations.into_iter().enumerate() {
+            for (number, operation) in operations.into_iter().enumerate() {
+                let (map, first, count, target, access) = operation;
                 let range = pages(first, count);
                 let at = first as usize..(first + count) as usize;
                 let before = model;
-                let touched: Vec<usize> = before[at.clone()].iter().flatten().map(|m| m.0).collect();
+                let touched = before[at.clone()].iter().flatten();
+                let touched: Vec<usize> = touched.map(|m| m.0).collect();
                 if map {
                     let done = space.change(|space| space.map(range, piece(target, access)));
                     prop_assert_eq!(done.is_ok(), touched.is_empty());
@@ -395,7 +452,8 @@ mod tests {
                         let found = space.translate(iova, 0x20, wanted);
                         let allowed = mapping.filter(|m| m.2 == wanted || m.2 == Access::ReadWrite);
                         let next = model.get(page + 1).copied().flatten();
-                        let len = if mapping.map(|m| m.0) == next.map(|m| m.0) { 0x20 } else { 0x10 };
+                        let goes_past = mapping.map(|m| m.0) == next.map(|m| m.0);
+                        let len = if goes_past { 0x20 } else { 0x10 };
                         let expected = allowed.map(|m| (m.1 * PAGE_SIZE + 0xff0, len));
                         prop_assert_eq!(found, expected);
                     }

@@ -286,7 +286,7 @@ impl Machine {
             msi,
             slots,
             vm,
-            memory,
+            _memory: memory,
             ram,
             layout,
             config: kept(config),

@@ -28,7 +28,6 @@ use devices::virtio::backend::Event;
 use devices::virtio::block::engine::hung_disks;
 use devices::virtio::iommu::SharedDomains;
 use devices::virtio::pci::{GuestView, VirtioPciDevice};
-use vdpa::memory::GuestMemory;
 
 pub(super) use self::exchange::Exchanged;
 use super::devices::Device;
@@ -426,10 +425,10 @@ impl DeviceManager {
 
     /// Returns the buffers that NICs have received and not used; of saved NICs, as they were when
     /// saved.
-    pub(super) fn in_flight(&self, memory: &GuestMemory) -> InFlight {
+    pub(super) fn in_flight(&self) -> InFlight {
         let mut count = InFlight::default();
         for entry in self.entries.values() {
-            in_flight::add(&mut count, &entry.device, memory);
+            in_flight::add(&mut count, &entry.device);
         }
         count
     }
@@ -482,12 +481,12 @@ impl DeviceManager {
     }
 
     /// Samples the rings of all watched devices. Returns `true` if an alarm began or ended.
-    pub(super) fn sample_rings(&mut self, memory: &GuestMemory) -> bool {
+    pub(super) fn sample_rings(&mut self) -> bool {
         let now = Instant::now();
         let mut changed = false;
         for entry in self.entries.values_mut() {
             if let Some(watch) = &mut entry.watch {
-                changed |= watch.sample(&entry.id, &entry.device, memory, now);
+                changed |= watch.sample(&entry.id, &entry.device, now);
             }
         }
         changed

@@ -41,6 +41,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use vdpa::memory::{DeviceMemory, GuestMemory};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_IOMMU;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -108,7 +109,7 @@ struct Saved(Option<SavedSingleQueue>);
 /// The IOMMU; see the module.
 #[derive(Debug)]
 pub struct Iommu {
-    memory: SharedMemory,
+    memory: DeviceMemory,
     domains: SharedDomains,
     kick: Option<Kick>,
     active: Option<SingleQueue>,
@@ -119,7 +120,8 @@ impl Iommu {
     #[must_use]
     pub fn new(memory: SharedMemory, domains: SharedDomains) -> Self {
         Self {
-            memory,
+            // Its own rings are not translated.
+            memory: memory.into(),
             domains,
             kick: None,
             active: None,
@@ -148,7 +150,7 @@ impl Iommu {
         let Some(queue) = self.active.as_mut().and_then(SingleQueue::queue) else {
             return outcome;
         };
-        match serve(queue, &self.memory, &self.domains) {
+        match serve(queue, self.memory.ram(), &self.domains) {
             // The vmm thread continues.
             Ok(true) => queue.kick().again(),
             Ok(false) => {}
@@ -166,7 +168,7 @@ impl Iommu {
 /// Serves requests until none waits, or too many came. `Ok(true)`: there are more.
 fn serve(
     queue: &mut UserspaceQueue,
-    memory: &SharedMemory,
+    memory: &GuestMemory,
     domains: &Mutex<Domains>,
 ) -> Result<bool, Error> {
     let mut served = 0;
@@ -191,7 +193,7 @@ fn serve(
 /// Takes at most `limit` requests from the queue, and the reason if it is broken.
 fn take(
     queue: &mut UserspaceQueue,
-    memory: &SharedMemory,
+    memory: &GuestMemory,
     limit: usize,
 ) -> (Vec<Reply>, Vec<Request>, Option<Error>) {
     let (mut replies, mut requests) = (Vec::new(), Vec::new());
@@ -285,11 +287,15 @@ impl Backend for Iommu {
         OFFER.check(features)
     }
 
+    fn memory(&self) -> Option<&DeviceMemory> {
+        Some(&self.memory)
+    }
+
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
         if self.active.is_some() {
             return Err(active());
         }
-        let memory = Arc::clone(&self.memory);
+        let memory = self.memory.clone();
         let activation = without_events(activation);
         self.active = Some(SingleQueue::activate(activation, OFFER, memory)?);
         Ok(())
@@ -340,7 +346,7 @@ impl Backend for Iommu {
         let Saved(saved) = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         // Saved before the driver was ready: there is nothing to start.
         if let Some(saved) = saved {
-            let memory = Arc::clone(&self.memory);
+            let memory = self.memory.clone();
             let activation = without_events(activation);
             self.active = Some(SingleQueue::restore(saved, activation, OFFER, memory)?);
         }

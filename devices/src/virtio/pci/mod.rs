@@ -40,6 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use vdpa::memory::DeviceMemory;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -279,7 +280,7 @@ impl VirtioPciDevice {
     /// Passes to `visit` all queues on which the device works now, or worked when it was saved, in
     /// the order of their indices. `visit` must be quick and must not call this device: a vCPU may
     /// wait for it.
-    pub fn running_rings(&self, visit: impl FnMut(&RunningRing)) {
+    pub fn running_rings(&self, visit: impl FnMut(&RunningRing, Option<&DeviceMemory>)) {
         self.transport.lock().running_rings(visit);
     }
 

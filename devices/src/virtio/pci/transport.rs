@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use tracing::{debug, error, warn};
 use vdpa::causes::in_one_line;
+use vdpa::memory::DeviceMemory;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -579,20 +580,21 @@ impl Transport {
         DeviceDescription::new(self.backend.device_type(), &self.common, &self.doorbells)
     }
 
-    /// Passes the queues on which the backend works now to `visit`.
-    pub(super) fn running_rings(&self, mut visit: impl FnMut(&RunningRing)) {
+    /// Passes the queues on which the backend works now to `visit`, with the memory of their rings.
+    pub(super) fn running_rings(&self, mut visit: impl FnMut(&RunningRing, Option<&DeviceMemory>)) {
         if !matches!(self.phase, Phase::Active | Phase::Saved) {
             return;
         }
         let packed = self.common.driver_features() & (1 << VIRTIO_F_RING_PACKED) != 0;
         for (index, queue) in self.common.enabled_queues() {
-            visit(&RunningRing {
+            let ring = RunningRing {
                 index,
                 addresses: queue.addresses,
                 packed,
                 role: self.backend.queue_role(index),
                 start: self.starts,
-            });
+            };
+            visit(&ring, self.backend.memory());
         }
     }
 

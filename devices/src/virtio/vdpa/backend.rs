@@ -6,6 +6,7 @@
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
+use vdpa::memory::DeviceMemory;
 use vdpa::relay::Strategy;
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_config::{VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_NEEDS_RESET};
@@ -113,6 +114,10 @@ impl Backend for VdpaBackend {
         // From here on the driver knows this device.
         self.net.replaced = None;
         Ok(())
+    }
+
+    fn memory(&self) -> Option<&DeviceMemory> {
+        Some(&self.rings.memory)
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {

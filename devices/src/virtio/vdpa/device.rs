@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use vdpa::control_queue::{Command, Limits, queue_index};
 use vdpa::device::{ClosedDevice, Device};
+use vdpa::memory::DeviceMemory;
 use vdpa::netdev::VirtioNetConfig;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 use vmm_sys_util::eventfd::EventFd;
@@ -22,7 +23,6 @@ use super::poller::Poller;
 use super::rings::Rings;
 use super::write_log::{self, WriteLog};
 use crate::Error;
-use crate::virtio::backend::SharedMemory;
 
 /// The device, and how it is presented to the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,9 +67,13 @@ impl VdpaBackend {
     ///
     /// # Errors
     /// The device cannot be opened, or cannot be given to a guest with these options.
-    pub fn open(options: &VdpaOptions, memory: SharedMemory, ram_end: u64) -> Result<Self, Error> {
+    pub fn open(
+        options: &VdpaOptions,
+        memory: impl Into<DeviceMemory>,
+        ram_end: u64,
+    ) -> Result<Self, Error> {
         let device = Device::open(&options.path).map_err(Error::as_it_is)?;
-        Self::new(device, options, memory, ram_end)
+        Self::new(device, options, memory.into(), ram_end)
     }
 
     /// As [`VdpaBackend::open`], for a device that the caller opened; the path is ignored.
@@ -79,17 +83,17 @@ impl VdpaBackend {
     pub fn from_fd(
         fd: OwnedFd,
         options: &VdpaOptions,
-        memory: SharedMemory,
+        memory: impl Into<DeviceMemory>,
         ram_end: u64,
     ) -> Result<Self, Error> {
         let device = Device::from_fd(fd).map_err(Error::as_it_is)?;
-        Self::new(device, options, memory, ram_end)
+        Self::new(device, options, memory.into(), ram_end)
     }
 
     fn new(
         device: Device,
         options: &VdpaOptions,
-        memory: SharedMemory,
+        memory: DeviceMemory,
         ram_end: u64,
     ) -> Result<Self, Error> {
         if options.iommu {
@@ -294,7 +298,7 @@ impl VdpaBackend {
         if let Some(relays) = relays.flatten() {
             self.rings.end_relays(relays);
         }
-        write_log::mark(&self.rings.memory, &untracked_writes);
+        write_log::mark(self.rings.memory.ram(), &untracked_writes);
     }
 
     /// Records that the device works again only after a reset. Control commands are answered ERR

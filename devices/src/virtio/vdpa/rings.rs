@@ -8,7 +8,7 @@ use std::sync::Arc;
 use vdpa::device::{Device, State, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
-use vdpa::memory::{DmaRegion as _, GuestRegion};
+use vdpa::memory::{DeviceMemory, DmaRegion as _, GuestRegion};
 use vdpa::relay::{RelayedQueue, SvqSet};
 use vdpa::ring::{GuestRing, RingFeatures};
 use vdpa::uapi::BackendFeatures;
@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::doorbells::{DeviceDoorbells, DoorbellMode};
 use super::eventfd::{new_eventfd, signal};
 use crate::Error;
-use crate::virtio::backend::{Queue, QueueAddresses, SharedMemory};
+use crate::virtio::backend::{Queue, QueueAddresses};
 
 pub(super) const WINDOW: &str = "the device reaches too few addresses";
 const NOT_RELAYED: &str = "cannot relay the device's queues";
@@ -72,8 +72,8 @@ pub(super) struct Rings {
     pub(super) iotlb: Iotlb,
     /// Addresses for the rings of relayed queues.
     pub(super) window: PrivateWindow,
-    pub(super) memory: SharedMemory,
-    /// Where a guest's rings may lie: guest RAM, and no memory of the VMM.
+    pub(super) memory: DeviceMemory,
+    /// Guest RAM, by guest-physical addresses.
     pub(super) ram: Vec<IovaRange>,
     /// The device can begin and stop anywhere in a ring.
     pub(super) keeps_positions: bool,
@@ -94,15 +94,15 @@ impl Rings {
         mut iotlb: Iotlb,
         id: &str,
         doorbell: DoorbellMode,
-        memory: SharedMemory,
+        memory: DeviceMemory,
         ram_end: u64,
     ) -> Result<Self, Error> {
         let window = PrivateWindow::new(device.info().iova_range, ram_end)
             .map_err(Error::context(WINDOW))?;
         iotlb
-            .map_guest_memory(0, &memory)
+            .map_guest_memory(0, memory.ram())
             .map_err(Error::context("cannot map guest memory for the device"))?;
-        let regions = GuestRegion::all(&memory).into_iter();
+        let regions = GuestRegion::all(memory.ram()).into_iter();
         let ram = regions.filter_map(|region| IovaRange::from_size(region.base(), region.size()));
         Ok(Self {
             id: id.to_owned(),
@@ -151,7 +151,7 @@ impl Rings {
         let Self { device, id, .. } = self;
         if direct {
             let config = queue.config(base, &self.unrouted);
-            device.set_vring(queue.index, &config, &self.ram)?;
+            device.set_vring(queue.index, &config, &self.memory.reach())?;
         }
         self.doorbells.prepare(device, id, queue.index)
     }
@@ -190,7 +190,7 @@ impl Rings {
     ) -> Result<RelayedQueue, Error> {
         let index = queue.index;
         let ring = GuestRing::new(
-            Arc::clone(&self.memory),
+            self.memory.clone(),
             queue.addresses.size,
             vring_addresses(&queue.addresses),
             RingFeatures::of(features),
@@ -206,7 +206,7 @@ impl Rings {
 
     /// Frees the relays' memory, which the device no longer uses.
     pub(super) fn end_relays(&mut self, set: SvqSet) {
-        if let Err(error) = set.finish(&*self.memory, &mut self.iotlb, &mut self.window) {
+        if let Err(error) = set.finish(&self.memory, &mut self.iotlb, &mut self.window) {
             tracing::error!(
                 device = %self.id,
                 error = &error as &dyn std::error::Error,

@@ -46,7 +46,7 @@ fn a_driver_continues_with_another_device() {
     let generation = rig.read(reg::GENERATION, 1);
     let ring_start = |rig: &Rig| {
         let mut starts = Vec::new();
-        rig.device.running_rings(|ring| starts.push(ring.start));
+        rig.device.running_rings(|ring, _| starts.push(ring.start));
         starts[0]
     };
     let before = ring_start(&rig);
