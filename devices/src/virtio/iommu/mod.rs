@@ -51,6 +51,8 @@ pub use self::domains::{Counters, Domains, MAPPINGS_MAX};
 pub use self::endpoint::Endpoint;
 #[cfg(any(test, feature = "fuzz"))]
 pub use self::fuzz::iommu_anything;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) use self::recorder::Recorder;
 pub use self::saved::{DOMAINS_STATE_VERSION, DomainsState};
 
 use self::domains::LAST_DOMAIN;

@@ -166,6 +166,33 @@ impl Translated for Recorder {
     }
 }
 
+/// A recorder that the test keeps.
+impl Translated for Arc<Mutex<Recorder>> {
+    fn reach(&self) -> IovaRange {
+        self.lock().reach()
+    }
+
+    fn space(&self) -> Option<Arc<AddressSpace>> {
+        self.lock().space()
+    }
+
+    fn enter(&mut self, space: &Arc<AddressSpace>) -> Result<(), Error> {
+        self.lock().enter(space)
+    }
+
+    fn leave(&mut self) {
+        self.lock().leave();
+    }
+
+    fn change(&mut self, changes: &[Change]) -> Result<(), Error> {
+        self.lock().change(changes)
+    }
+
+    fn block(&mut self) {
+        self.lock().block();
+    }
+}
+
 /// Domains in the memory of the tests' driver.
 pub(crate) fn domains(bypass: bool, mappings: u32) -> Domains {
     let input = IovaRange::new(0, INPUT).unwrap();

@@ -23,7 +23,7 @@ use crate::Error;
 use crate::hypervisor::DoorbellPage;
 use crate::virtio::backend::{
     Activation, Backend, Event, Hardware, Outcome, QueueChange, QueueRole, ReplacedDevice,
-    SavedState,
+    SavedState, Translated,
 };
 
 const TOKEN_CONFIG: u16 = 0;
@@ -209,6 +209,14 @@ impl Backend for VdpaBackend {
 
     fn hardware(&mut self) -> Option<&mut dyn Hardware> {
         Some(self)
+    }
+
+    fn translated(&mut self) -> Option<&mut dyn Translated> {
+        if self.translation.is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 }
 

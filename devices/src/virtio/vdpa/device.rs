@@ -17,10 +17,11 @@ use super::control::Control;
 use super::doorbells::DoorbellMode;
 use super::eventfd::{new_eventfd, signal};
 use super::identity::read_net_config;
-use super::offer::Negotiation;
+use super::offer::{Negotiation, Settings};
 use super::overlay::NetOverlay;
 use super::poller::Poller;
 use super::rings::Rings;
+use super::translated::Translation;
 use super::write_log::{self, WriteLog};
 use crate::Error;
 
@@ -49,6 +50,8 @@ pub struct VdpaBackend {
     pub(super) rings: Rings,
     pub(super) net: NetOverlay,
     pub(super) log: WriteLog,
+    /// `None`: the device reaches all of guest RAM.
+    pub(super) translation: Option<Translation>,
     /// The device's control queue, if it offers one.
     pub(super) control: Option<Control>,
     pub(super) negotiation: Option<Negotiation>,
@@ -61,7 +64,8 @@ pub struct VdpaBackend {
 }
 
 impl VdpaBackend {
-    /// Opens the device and maps guest RAM for it, once for the VM's life. `ram_end` is the first
+    /// Opens the device and maps guest RAM for it, once for the VM's life. A device behind the
+    /// guest's IOMMU reaches nothing yet. `ram_end` is the first
     /// address above the most RAM that the machine can ever have; the VMM's private window lies
     /// above it.
     ///
@@ -96,9 +100,6 @@ impl VdpaBackend {
         memory: DeviceMemory,
         ram_end: u64,
     ) -> Result<Self, Error> {
-        if options.iommu {
-            return Err(Error::other("devices behind an IOMMU are not supported yet"));
-        }
         let (device, iotlb) = device.own()?;
         let has = device.info().queue_count();
         if let Some(expected) = options.num_queues.filter(|&expected| expected != has) {
@@ -109,19 +110,19 @@ impl VdpaBackend {
         }
         let queues = device.info().queues.iter();
         let max_sizes = queues.map(|queue| queue.max_size).collect();
-        let net = NetOverlay::new(&device, &options.id, options.mac, options.mac_lock)?;
-        let mut rings = Rings::new(
-            device,
-            iotlb,
-            &options.id,
-            options.doorbell,
-            memory,
-            ram_end,
-        )?;
+        let settings = Settings {
+            mac_given: options.mac.is_some(),
+            mac_lock: options.mac_lock,
+            translated: options.iommu,
+        };
+        let net = NetOverlay::new(&device, &options.id, options.mac, settings)?;
+        let mut rings = Rings::new(device, iotlb, options, memory, ram_end)?;
+        let own = rings.memory.space().cloned();
         let control = (rings.is_net() && net.offer.passes(VIRTIO_NET_F_CTRL_VQ))
             .then(|| Control::new(&mut rings.window))
             .transpose()?;
         Ok(Self {
+            translation: own.map(|own| Translation::new(own, rings.memory.ram())),
             rings,
             net,
             log: WriteLog {
@@ -145,6 +146,8 @@ impl VdpaBackend {
     }
 
     pub(super) fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, Error> {
+        self.net.offer.check(features)?;
+        self.unblock()?;
         if self.rings.is_net() {
             self.net.negotiated_config = Some(read_net_config(&self.rings.device)?);
         }
@@ -317,6 +320,9 @@ impl VdpaBackend {
         self.rings.queues.clear();
         self.fail();
         self.closed = true;
+        if let Some(translation) = &mut self.translation {
+            translation.closed = true;
+        }
         let Rings {
             device,
             iotlb,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use vdpa::device::{Device, State, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
-use vdpa::memory::{DeviceMemory, DmaRegion as _, GuestRegion};
+use vdpa::memory::{AddressSpace, DeviceMemory, DmaRegion as _, GuestRegion};
 use vdpa::relay::{RelayedQueue, SvqSet};
 use vdpa::ring::{GuestRing, RingFeatures};
 use vdpa::uapi::BackendFeatures;
@@ -16,7 +16,8 @@ use vdpa::window::PrivateWindow;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::doorbells::{DeviceDoorbells, DoorbellMode};
+use super::device::VdpaOptions;
+use super::doorbells::DeviceDoorbells;
 use super::eventfd::{new_eventfd, signal};
 use crate::Error;
 use crate::virtio::backend::{Queue, QueueAddresses};
@@ -88,27 +89,34 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// Maps guest RAM for an owned device.
+    /// Maps guest RAM for an owned device. A device behind the guest's IOMMU gets nothing, and an
+    /// address space of its own, below the window.
     pub(super) fn new(
         device: Device,
         mut iotlb: Iotlb,
-        id: &str,
-        doorbell: DoorbellMode,
-        memory: DeviceMemory,
+        options: &VdpaOptions,
+        mut memory: DeviceMemory,
         ram_end: u64,
     ) -> Result<Self, Error> {
-        let window = PrivateWindow::new(device.info().iova_range, ram_end)
-            .map_err(Error::context(WINDOW))?;
-        iotlb
-            .map_guest_memory(0, memory.ram())
-            .map_err(Error::context("cannot map guest memory for the device"))?;
+        let range = device.info().iova_range;
+        let window = PrivateWindow::new(range, ram_end).map_err(Error::context(WINDOW))?;
+        if options.iommu {
+            let last = window.range().first().checked_sub(1);
+            let below = last.and_then(|last| IovaRange::new(range.first(), last));
+            let space = AddressSpace::new(below.ok_or_else(|| Error::other(WINDOW))?);
+            memory = DeviceMemory::behind(Arc::clone(memory.ram()), Arc::new(space));
+        } else {
+            iotlb
+                .map_guest_memory(0, memory.ram())
+                .map_err(Error::context("cannot map guest memory for the device"))?;
+        }
         let regions = GuestRegion::all(memory.ram()).into_iter();
         let ram = regions.filter_map(|region| IovaRange::from_size(region.base(), region.size()));
         Ok(Self {
-            id: id.to_owned(),
+            id: options.id.clone(),
             ram: ram.collect(),
             keeps_positions: device.keeps_ring_positions()?,
-            doorbells: DeviceDoorbells::new(&device, doorbell)?,
+            doorbells: DeviceDoorbells::new(&device, options.doorbell)?,
             unrouted: Arc::new(new_eventfd()?),
             queues: Vec::new(),
             device,

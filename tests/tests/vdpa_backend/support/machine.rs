@@ -95,6 +95,16 @@ impl Machine {
         self.backend.activate(activation).unwrap();
     }
 
+    /// From its next start on, the driver adds this to all addresses that it gives the device.
+    pub(crate) fn shift(&mut self, shift: u64) {
+        let rings = [
+            &mut self.nic.receive,
+            &mut self.nic.transmit,
+            &mut self.control,
+        ];
+        rings.into_iter().for_each(|ring| ring.shift = shift);
+    }
+
     /// The address in the configuration that the guest sees.
     pub(crate) fn mac(&mut self) -> [u8; 6] {
         let mut mac = [0; 6];
