@@ -26,7 +26,7 @@ use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, SLOTS, Slot};
 use devices::virtio::backend::Event;
 use devices::virtio::block::engine::hung_disks;
-use devices::virtio::iommu::SharedDomains;
+use devices::virtio::iommu::{Counters, SharedDomains};
 use devices::virtio::pci::{GuestView, VirtioPciDevice};
 
 pub(super) use self::exchange::Exchanged;
@@ -277,6 +277,11 @@ impl DeviceManager {
         }
     }
 
+    /// Returns the counters of the guest's IOMMU, if it has one.
+    pub(super) fn iommu_counters(&self) -> Option<Counters> {
+        self.iommu.as_ref().map(|iommu| iommu.lock().counters())
+    }
+
     /// Whether the guest has an IOMMU.
     pub(super) fn has_iommu(&self) -> bool {
         self.iommu.is_some()
@@ -454,7 +459,8 @@ impl DeviceManager {
 
     /// Stops all devices and clears the state that drivers have set.
     pub(super) fn reset_all(&self) {
-        for entry in self.entries.values() {
+        // The IOMMU, which was attached first, after the devices that it contains.
+        for entry in self.entries.values().rev() {
             entry.device.reset();
         }
     }

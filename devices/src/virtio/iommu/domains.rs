@@ -75,16 +75,20 @@ impl Limits {
     }
 }
 
-/// How often requests were served, since the machine was built.
+/// The mappings of an IOMMU, and how often it served requests in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
+    /// Mappings of all domains now.
+    pub mappings: usize,
+    /// Passes over the request queue that found requests.
+    pub kicks: u64,
     /// MAP requests that succeeded.
     pub maps: u64,
     /// UNMAP requests that succeeded.
     pub unmaps: u64,
     /// Requests that an endpoint refused.
     pub refused: u64,
-    /// Change sets.
+    /// Change sets that devices got.
     pub sets: u64,
 }
 
@@ -190,19 +194,15 @@ impl Domains {
         self.limits.input
     }
 
-    /// Returns how often requests were served.
+    /// Returns the number of mappings, and how often requests were served.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.counters
-    }
-
-    /// Returns the number of mappings of all domains.
-    #[must_use]
-    pub fn mappings(&self) -> usize {
         let domains = self.domains.values();
-        domains
-            .map(|domain| domain.space.read().mappings().len())
-            .sum()
+        let mappings = domains.map(|domain| domain.space.read().mappings().len());
+        Counters {
+            mappings: mappings.sum(),
+            ..self.counters
+        }
     }
 
     /// Puts a device behind the IOMMU. `endpoint` is its number in requests.
@@ -280,6 +280,7 @@ impl Domains {
     /// Serves the requests of one kick, in their order. Returns the status of each.
     pub(super) fn serve(&mut self, requests: &[Request]) -> Vec<Status> {
         let mut statuses = Vec::with_capacity(requests.len());
+        self.counters.kicks += u64::from(!requests.is_empty());
         while let Some(rest) = requests.get(statuses.len()..)
             && let Some(first) = rest.first()
         {

@@ -94,7 +94,10 @@ fn the_requests_of_a_kick_are_answered_when_it_returns() {
     }
     let nic = rig.nic.lock();
     assert!(nic.follows() && nic.mode == Mode::Mapped);
-    assert_eq!((nic.sets, rig.iommu.domains.lock().mappings()), (1, 1));
+    assert_eq!(
+        (nic.sets, rig.iommu.domains.lock().counters().mappings),
+        (1, 1)
+    );
 }
 
 #[test]
