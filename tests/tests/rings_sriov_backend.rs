@@ -108,6 +108,7 @@ fn by_hand(device: &VfDevice<'_>) -> machine::Machine {
         mac_lock: false,
         num_queues: None,
         doorbell: DoorbellMode::Auto,
+        iommu: false,
     };
     let mut machine = machine::Machine::on(&options, &guest::memory());
     // VERSION_1, MAC, STATUS.

@@ -14,6 +14,8 @@ mod control;
 mod dirty_log;
 #[path = "vdpa_backend/holder.rs"]
 mod holder;
+#[path = "vdpa_backend/iommu.rs"]
+mod iommu;
 #[path = "vdpa_backend/iotlb.rs"]
 mod iotlb;
 #[path = "vdpa_backend/loopback.rs"]

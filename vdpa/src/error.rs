@@ -19,6 +19,8 @@ pub enum ErrorKind {
     BrokenByDevice,
     /// The device holds chains, and the rings do not show which. It may use them soon.
     InFlightUnknown,
+    /// A change of mappings failed, and so did undoing it.
+    NotRolledBack,
     /// Any other failure.
     Other,
 }

@@ -11,8 +11,12 @@ use std::sync::Arc;
 use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 
+pub mod address_space;
+mod device_memory;
 mod shared_buffer;
 
+pub use address_space::{AddressSpace, Change, Mode, Piece, Reader, Writer};
+pub use device_memory::DeviceMemory;
 pub use shared_buffer::SharedBuffer;
 pub(crate) use shared_buffer::not_pages;
 

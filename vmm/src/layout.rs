@@ -30,6 +30,8 @@
 //!                  +------------------------------------+
 //! ```
 
+use std::ops::RangeInclusive;
+
 use crate::Error;
 use crate::byte_count::ByteCount;
 
@@ -158,6 +160,10 @@ const PHYSICAL_BITS_USED: u8 = 46;
 const PHYSICAL_BITS_COMMON: u8 = 39;
 /// Widest address of x86-64.
 const PHYSICAL_BITS_MAX: u8 = 52;
+/// The PCI slot of the guest's IOMMU.
+pub const IOMMU_SLOT: u8 = 3;
+/// The PCI slots behind it.
+pub const TRANSLATED_SLOTS: RangeInclusive<u8> = 16..=31;
 /// Largest 64-bit window for PCI BARs, in bytes.
 const PCI_MMIO64_MAX: u64 = 64 << 30;
 

@@ -10,7 +10,7 @@ use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::{Code, Report};
 use vdpa::causes::in_one_line;
 use vmm::api::{Server, Starts};
-use vmm::config::{HugePageSize, MemorySize, RingWatch, VdpaConfig, VmConfig};
+use vmm::config::{HugePageSize, IommuConfig, MemorySize, RingWatch, VdpaConfig, VmConfig};
 use vmm::console::{Console, ConsoleSocket, TerminalConsole};
 use vmm::machine::{Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, StopHandle};
 use vmm::migration::endpoint::Endpoint;
@@ -88,8 +88,8 @@ pub(crate) struct Arguments {
         requires = "machine",
         help = "A vDPA device: /dev/vhost-vdpa-0 or path=/dev/vhost-vdpa-0[,id=NAME], or an \
                 inherited descriptor of one: fd=N,id=NAME; both with \
-                [,mac=MAC][,mac_lock=on][,num_queues=N][,doorbell=auto|on|off][,stall_kick=on]\
-                [,backup=/dev/vhost-vdpa-1] (may be repeated)"
+                [,mac=MAC][,mac_lock=on][,num_queues=N][,doorbell=auto|on|off][,iommu=on]\
+                [,stall_kick=on][,backup=/dev/vhost-vdpa-1] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
 
@@ -103,6 +103,17 @@ pub(crate) struct Arguments {
     )]
     ring_watch: Option<RingWatch>,
 
+    #[arg(
+        long,
+        value_name = "OPTIONS",
+        requires = "described",
+        help = "A virtio-iommu, also for devices that are plugged in later: boot_bypass=on|off \
+                (whether devices reach all memory until the guest's driver takes over) \
+                [,mappings=N] (the most of a domain) [default: boot_bypass=on if a --vdpa has \
+                iommu=on]"
+    )]
+    iommu: Option<IommuConfig>,
+
     /// Resume from this snapshot, a directory of `POST /v1/vm/snapshot`; --vdpa with a NIC's id
     /// names its device here
     #[arg(
@@ -111,7 +122,7 @@ pub(crate) struct Arguments {
         group = "machine",
         conflicts_with_all = [
             "kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "disks",
-            "ring_watch", "file", "settings",
+            "ring_watch", "iommu", "file", "settings",
         ]
     )]
     restore: Option<PathBuf>,
@@ -141,8 +152,8 @@ pub(crate) struct Arguments {
         group = "machine",
         requires = "api_socket",
         conflicts_with_all = [
-            "cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "file", "settings",
-            "restore",
+            "cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "iommu", "file",
+            "settings", "restore",
         ]
     )]
     receive: Option<Endpoint>,
@@ -254,6 +265,10 @@ impl Arguments {
         if let Some(watch) = &self.ring_watch {
             let watch = json_of(watch)?;
             description.fields.insert("ring_watch".to_owned(), watch);
+        }
+        if let Some(iommu) = &self.iommu {
+            let iommu = json_of(iommu)?;
+            description.fields.insert("iommu".to_owned(), iommu);
         }
         let mut config = bellhop_node::vm_file::machine(description.fields).map_err(|error| {
             match &self.machine.file {

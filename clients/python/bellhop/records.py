@@ -523,6 +523,13 @@ class InFlight(TypedDict):
     tx: int
 
 
+class IommuConfig(TypedDict):
+    """A virtio-iommu for the guest, in front of the vDPA devices with `iommu`."""
+
+    boot_bypass: NotRequired[bool]
+    mappings: NotRequired[int]
+
+
 class ItemsDiskInfo(TypedDict):
     """A list, in an object so that a later version can add members beside it."""
 
@@ -649,6 +656,7 @@ NicSpec = TypedDict(
         "doorbell": "NotRequired[Literal[\"auto\", \"on\", \"off\"]]",
         "from": "NotRequired[str | None]",
         "id": "str",
+        "iommu": "NotRequired[bool]",
         "kind": "NotRequired[NicKind]",
         "mac": "NotRequired[str | None]",
         "mac_lock": "NotRequired[bool]",
@@ -931,6 +939,7 @@ class VdpaConfig(TypedDict):
     doorbell: NotRequired[Literal["auto", "on", "off"]]
     fd: NotRequired[int | None]
     id: NotRequired[str | None]
+    iommu: NotRequired[bool]
     mac: NotRequired[str | None]
     mac_lock: NotRequired[bool]
     num_queues: NotRequired[int | None]
@@ -1061,6 +1070,7 @@ class VmConfig(TypedDict):
     cpus: NotRequired[int]
     disks: NotRequired[list[DiskConfig]]
     initramfs: NotRequired[str | None]
+    iommu: NotRequired[IommuConfig | None]
     kernel: str
     memory: NotRequired[str | VmConfigMemory]
     ring_watch: NotRequired[Literal["off"] | int]
@@ -1113,6 +1123,7 @@ class VmPatchSpec(TypedDict):
     cpus: NotRequired[int | None]
     disks: NotRequired[list[DiskConfig] | None]
     initramfs: NotRequired[str | None | None]
+    iommu: NotRequired[IommuConfig | None | None]
     kernel: NotRequired[str]
     memory: NotRequired[str | VmPatchSpecMemory | None]
     nics: NotRequired[list[NicSpec] | None]
@@ -1156,6 +1167,7 @@ class VmSpec(TypedDict):
     cpus: NotRequired[int]
     disks: NotRequired[list[DiskConfig]]
     initramfs: NotRequired[str | None]
+    iommu: NotRequired[IommuConfig | None]
     kernel: str
     memory: NotRequired[str | VmSpecMemory]
     nics: NotRequired[list[NicSpec]]
@@ -1225,6 +1237,7 @@ class NicInfo(NicSummary):
     backup: str | None
     device: DeviceInfo | None
     doorbell: Literal["auto", "on", "off"]
+    iommu: bool
     last_failover: FailoverInfo | None
     mac: str | None
     mac_lock: bool

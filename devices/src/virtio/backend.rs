@@ -22,14 +22,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use vdpa::memory::GuestMemory;
+use vdpa::iova::IovaRange;
+use vdpa::memory::{AddressSpace, Change, DeviceMemory, GuestMemory};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::Error;
 use crate::hypervisor::DoorbellPage;
 
-/// One virtqueue as the guest programmed it (virtio 1.3, 4.1.4.3). Addresses are guest-physical and
-/// *not yet checked* against guest memory.
+/// One virtqueue as the guest programmed it (virtio 1.3, 4.1.4.3). Addresses are device addresses:
+/// guest-physical without an IOMMU. They are *not yet checked* against guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QueueAddresses {
     /// Entries: a power of two for split rings, never above the offered maximum.
@@ -183,6 +184,11 @@ pub trait Backend: Send + fmt::Debug {
     /// The device refuses: the transport leaves FEATURES_OK clear.
     fn negotiate(&mut self, features: u64) -> Result<(), Error>;
 
+    /// Returns the memory in which the driver's rings are; `None` if observers shall not read them.
+    fn memory(&self) -> Option<&DeviceMemory> {
+        None
+    }
+
     /// The driver wrote DRIVER_OK.
     ///
     /// # Errors
@@ -245,6 +251,58 @@ pub trait Backend: Send + fmt::Debug {
     fn hardware(&mut self) -> Option<&mut dyn Hardware> {
         None
     }
+
+    /// Returns the additional operations of a backend behind an IOMMU of the guest. Such a backend
+    /// offers ACCESS_PLATFORM, and refuses a negotiation without it. `None`: device addresses are
+    /// guest-physical.
+    fn translated(&mut self) -> Option<&mut dyn Translated> {
+        None
+    }
+
+    /// Whether the kicks of `queue` are served by [`Backend::kicked`], in the thread of the vCPU.
+    /// That is for a driver which waits for the answer without letting its vCPU do anything else.
+    fn serves_inline(&self, _queue: u16) -> bool {
+        false
+    }
+
+    /// The driver kicked `queue` of the active device, one that [`Backend::serves_inline`]. The
+    /// vCPU waits for this call.
+    fn kicked(&mut self, _queue: u16) -> Outcome {
+        Outcome::default()
+    }
+}
+
+/// A backend behind an IOMMU of the guest: it reaches only what its address space has. It begins
+/// without one, and then reaches nothing.
+///
+/// The space survives resets of the device by its driver.
+pub trait Translated {
+    /// Returns the device addresses that a guest may map. The VMM's own lie outside.
+    fn reach(&self) -> IovaRange;
+
+    /// Returns the space that the device entered.
+    fn space(&self) -> Option<Arc<AddressSpace>>;
+
+    /// Makes the device reach `space`, and nothing else of the guest, from the return of this call.
+    ///
+    /// # Errors
+    /// The device is as before, or it is blocked as by [`Translated::block`].
+    fn enter(&mut self, space: &Arc<AddressSpace>) -> Result<(), Error>;
+
+    /// Makes the device reach nothing until it enters a space. A device that cannot do that is
+    /// stopped.
+    fn leave(&mut self);
+
+    /// Follows changes of the space, which has them already. When this returns, the device does not
+    /// access unmapped memory any more.
+    ///
+    /// # Errors
+    /// As [`Translated::enter`].
+    fn change(&mut self, changes: &[Change]) -> Result<(), Error>;
+
+    /// Stops the device, which then reaches nothing, and has it ask its driver for a reset
+    /// ([`Outcome::needs_reset`]). The next start by the driver makes it reach its space again.
+    fn block(&mut self);
 }
 
 /// A backend behind which a device of the host works on the guest's rings. Such a device has
@@ -344,5 +402,5 @@ pub trait Hardware {
     fn roll_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error>;
 }
 
-/// The guest memory that backends share.
+/// Guest RAM, which backends share.
 pub type SharedMemory = Arc<GuestMemory>;

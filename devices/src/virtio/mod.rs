@@ -9,6 +9,7 @@ pub mod block;
     reason = "code of tests, which fuzz targets use"
 )]
 mod fuzz;
+pub mod iommu;
 pub mod pci;
 pub mod rng;
 pub mod saved_state;
@@ -24,7 +25,7 @@ pub use fuzz::rings_anything;
 /// of backend, and the identity of a network device for another host. A program reads these
 /// versions only.
 #[must_use]
-pub fn state_versions() -> [(&'static str, u32); 5] {
+pub fn state_versions() -> [(&'static str, u32); 6] {
     let [device, identity] = vdpa::STATE_VERSIONS;
     [
         ("virtio-pci", pci::VIRTIO_PCI_STATE_VERSION),
@@ -32,5 +33,6 @@ pub fn state_versions() -> [(&'static str, u32); 5] {
         identity,
         (block::STATE_NAME, block::STATE_VERSION),
         (rng::STATE_NAME, rng::STATE_VERSION),
+        (iommu::STATE_NAME, iommu::STATE_VERSION),
     ]
 }

@@ -16,6 +16,7 @@ use std::io;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use vdpa::memory::DeviceMemory;
 use vdpa::ring::Chain;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
@@ -23,9 +24,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::backend::{
-    Activation, Backend, Event, Outcome, QueueChange, QueueRole, SavedState, SharedMemory,
-};
+use super::backend::{Activation, Backend, Event, Outcome, QueueChange, QueueRole, SavedState};
 use super::saved_state;
 use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, active, inactive};
 use super::userspace_queue::{Kick, UserspaceQueue};
@@ -54,7 +53,7 @@ struct Saved(Option<SavedSingleQueue>);
 /// The random number device.
 #[derive(Debug)]
 pub struct Rng {
-    memory: SharedMemory,
+    memory: DeviceMemory,
     kick: Option<Kick>,
     active: Option<SingleQueue>,
 }
@@ -62,9 +61,9 @@ pub struct Rng {
 impl Rng {
     /// Creates an inactive device over `memory`.
     #[must_use]
-    pub fn new(memory: SharedMemory) -> Self {
+    pub fn new(memory: impl Into<DeviceMemory>) -> Self {
         Self {
-            memory,
+            memory: memory.into(),
             kick: None,
             active: None,
         }
@@ -72,14 +71,14 @@ impl Rng {
 }
 
 /// Serves one turn. `Ok(true)`: there is more work.
-fn serve(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, Error> {
+fn serve(queue: &mut UserspaceQueue, memory: &DeviceMemory) -> Result<bool, Error> {
     let answered = answer(queue, memory);
     queue.signal_used()?;
     answered
 }
 
 /// As [`serve`], without a signal.
-fn answer(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, Error> {
+fn answer(queue: &mut UserspaceQueue, memory: &DeviceMemory) -> Result<bool, Error> {
     for _ in 0..REQUESTS_PER_TURN {
         if let Some(chain) = queue.pop()? {
             let written = fill(&chain, memory);
@@ -92,7 +91,7 @@ fn answer(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, Err
 }
 
 /// Fills the writable part of a chain and returns the number of bytes.
-fn fill(chain: &Chain, memory: &SharedMemory) -> u32 {
+fn fill(chain: &Chain, memory: &DeviceMemory) -> u32 {
     let mut entropy = [0u8; MAX_BYTES];
     let (_, writable) = chain.split();
     let wanted: usize = writable
@@ -150,7 +149,7 @@ impl Rng {
             features: FEATURES | 1 << virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED,
             ..OFFER
         };
-        let memory = Arc::clone(&self.memory);
+        let memory = self.memory.clone();
         self.active = Some(SingleQueue::activate(activation, packed, memory)?);
         Ok(())
     }
@@ -200,11 +199,15 @@ impl Backend for Rng {
         OFFER.check(features)
     }
 
+    fn memory(&self) -> Option<&DeviceMemory> {
+        Some(&self.memory)
+    }
+
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
         if self.active.is_some() {
             return Err(active());
         }
-        let memory = Arc::clone(&self.memory);
+        let memory = self.memory.clone();
         self.active = Some(SingleQueue::activate(activation, OFFER, memory)?);
         Ok(())
     }
@@ -257,7 +260,7 @@ impl Backend for Rng {
         let Saved(saved) = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         // Saved before the driver was ready: there is nothing to start.
         if let Some(saved) = saved {
-            let memory = Arc::clone(&self.memory);
+            let memory = self.memory.clone();
             self.active = Some(SingleQueue::restore(saved, activation, OFFER, memory)?);
         }
         Ok(())

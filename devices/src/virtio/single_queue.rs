@@ -4,10 +4,11 @@
 //! Owns the `UserspaceQueue` while the driver runs. It must not know which device it serves.
 
 use serde::{Deserialize, Serialize};
+use vdpa::memory::DeviceMemory;
 use vdpa::ring::RingFeatures;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 
-use super::backend::{Activation, Queue, QueueChange, SharedMemory};
+use super::backend::{Activation, Queue, QueueChange};
 use super::userspace_queue::{SavedQueue, UserspaceQueue};
 use crate::Error;
 
@@ -65,7 +66,7 @@ pub(crate) struct SavedSingleQueue {
 pub(crate) struct SingleQueue {
     offer: Offer,
     features: u64,
-    memory: SharedMemory,
+    memory: DeviceMemory,
     queue: Option<UserspaceQueue>,
 }
 
@@ -77,7 +78,7 @@ impl SingleQueue {
     pub(crate) fn activate(
         activation: Activation,
         offer: Offer,
-        memory: SharedMemory,
+        memory: DeviceMemory,
     ) -> Result<Self, Error> {
         offer.check(activation.features)?;
         let mut started = Self {
@@ -100,7 +101,7 @@ impl SingleQueue {
         saved: SavedSingleQueue,
         mut activation: Activation,
         offer: Offer,
-        memory: SharedMemory,
+        memory: DeviceMemory,
     ) -> Result<Self, Error> {
         if saved.features != activation.features
             || usize::from(saved.queue.is_some()) != activation.queues.len()

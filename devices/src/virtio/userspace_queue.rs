@@ -17,10 +17,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use vdpa::device::{VringAddresses, VringBase};
+use vdpa::memory::DeviceMemory;
 use vdpa::ring::{Chain, DeviceQueue, GuestRing, RingFeatures};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::backend::{Queue, QueueAddresses, SharedMemory};
+use super::backend::{Queue, QueueAddresses};
 use crate::Error;
 
 #[cfg(any(test, feature = "fuzz"))]
@@ -122,7 +123,7 @@ impl UserspaceQueue {
         queue: Queue,
         max_size: u16,
         features: RingFeatures,
-        memory: SharedMemory,
+        memory: impl Into<DeviceMemory>,
     ) -> Result<Self, Error> {
         let base = VringBase::initial(features.packed);
         Self::start(queue, max_size, features, memory, base)
@@ -132,7 +133,7 @@ impl UserspaceQueue {
         queue: Queue,
         max_size: u16,
         features: RingFeatures,
-        memory: SharedMemory,
+        memory: impl Into<DeviceMemory>,
         base: VringBase,
     ) -> Result<Self, Error> {
         let QueueAddresses {
@@ -173,7 +174,7 @@ impl UserspaceQueue {
         saved: SavedQueue,
         max_size: u16,
         features: RingFeatures,
-        memory: SharedMemory,
+        memory: impl Into<DeviceMemory>,
     ) -> Result<Self, Error> {
         let base = match saved.position {
             // A broken queue is no longer served, so any position is valid: a chain that was never

@@ -121,6 +121,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         vdpa,
         disks,
         ring_watch: RingWatch::default(),
+        iommu: None,
     };
     let console = Console::Terminal(TerminalConsole {
         input: Some(Box::new(Keyboard(std::io::stdin()))),

@@ -90,6 +90,11 @@ impl<V> IovaMap<V> {
         Ok((range, value))
     }
 
+    /// Removes all entries.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+    }
+
     /// The entry that begins at `iova`.
     #[must_use]
     pub fn get(&self, iova: u64) -> Option<(IovaRange, &V)> {
@@ -102,6 +107,18 @@ impl<V> IovaMap<V> {
     pub fn find(&self, iova: u64) -> Option<(IovaRange, &V)> {
         let (&first, (last, value)) = self.entries.range(..=iova).next_back()?;
         (iova <= *last).then_some((IovaRange::new(first, *last)?, value))
+    }
+
+    /// The entries that share an address with `range`, by ascending address.
+    pub fn overlapping(
+        &self,
+        range: &IovaRange,
+    ) -> impl DoubleEndedIterator<Item = (IovaRange, &V)> + use<'_, V> {
+        let first = self.find(range.first());
+        let first = first.map_or(range.first(), |(entry, _)| entry.first());
+        self.entries
+            .range(first..=range.last())
+            .filter_map(|(&first, (last, value))| Some((IovaRange::new(first, *last)?, value)))
     }
 
     /// All entries, by ascending address.

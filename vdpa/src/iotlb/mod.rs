@@ -18,6 +18,7 @@
 //! ignores the result of the mapping at BATCH_END. So a committed batch is no proof that the device
 //! can access the memory.
 
+mod apply;
 pub mod map;
 pub mod memlock;
 
@@ -181,14 +182,22 @@ impl<S: IotlbSink> Iotlb<S> {
     /// # Errors
     /// As [`Iotlb::map`].
     pub fn batch(&mut self, asid: u32) -> Result<Batch<'_, S>, Error> {
+        self.batch_of(asid, true)
+    }
+
+    /// `bracketed`: whether the device gets the bracket messages.
+    fn batch_of(&mut self, asid: u32, bracketed: bool) -> Result<Batch<'_, S>, Error> {
         self.check_asid(asid)?;
-        self.bracket(IotlbMessage::BatchBegin { asid })?;
+        if bracketed {
+            self.bracket(IotlbMessage::BatchBegin { asid })?;
+        }
         Ok(Batch {
             iotlb: self,
             asid,
             announced: 0,
             done: Vec::new(),
             open: true,
+            bracketed,
         })
     }
 
@@ -322,19 +331,43 @@ impl<S: IotlbSink> Iotlb<S> {
 
     fn take(&mut self, asid: u32, iova: u64) -> Result<(IovaRange, Mapping), Error> {
         let missing = || unchangeable(asid, map::not_mapped(iova));
-        let space = self.spaces.get_mut(&asid).ok_or_else(missing)?;
+        let space = self.spaces.get(&asid).ok_or_else(missing)?;
         let (range, _) = space.get(iova).ok_or_else(missing)?;
+        self.take_inside(asid, range)?.pop().ok_or_else(missing)
+    }
+
+    /// Removes all mappings inside `range` by one message; returns them by ascending address.
+    fn take_inside(
+        &mut self,
+        asid: u32,
+        range: IovaRange,
+    ) -> Result<Vec<(IovaRange, Mapping)>, Error> {
+        let Some(space) = self.spaces.get_mut(&asid) else {
+            return Ok(Vec::new());
+        };
+        let entries: Vec<IovaRange> = space.overlapping(&range).map(|(entry, _)| entry).collect();
+        let (Some(first), Some(last)) = (entries.first(), entries.last()) else {
+            return Ok(Vec::new());
+        };
+        // The kernel removes every mapping that the message touches.
+        let Some(inside) =
+            IovaRange::new(first.first(), last.last()).filter(|inside| range.contains(inside))
+        else {
+            let source = Error::other(format!("a mapping is only partly inside {range}"));
+            return Err(unchangeable(asid, source));
+        };
         let message = IotlbMessage::Invalidate {
             asid,
-            iova,
-            size: range.size().unwrap_or(u64::MAX),
+            iova: inside.first(),
+            size: inside.size().unwrap_or(u64::MAX),
         };
         self.sink
             .send(&message)
             .map_err(|source| refused(message, source))?;
         // Only now: the mirror keeps the memory alive while the device may access it.
-        space
-            .remove(iova)
+        let removed = entries.iter().map(|entry| space.remove(entry.first()));
+        removed
+            .collect::<Result<_, _>>()
             .map_err(|source| unchangeable(asid, source))
     }
 
@@ -438,6 +471,7 @@ pub struct Batch<'a, S: IotlbSink> {
     announced: u64,
     done: Vec<Done>,
     open: bool,
+    bracketed: bool,
 }
 
 impl<S: IotlbSink> Batch<'_, S> {
@@ -472,15 +506,41 @@ impl<S: IotlbSink> Batch<'_, S> {
         Ok(())
     }
 
+    /// Removes all mappings inside `range`; none may be partly inside.
+    fn unmap_inside(&mut self, range: IovaRange) -> Result<(), Error> {
+        let removed = self.iotlb.take_inside(self.asid, range)?;
+        let removed = removed.into_iter();
+        self.done
+            .extend(removed.map(|(range, mapping)| Done::Unmapped(range, mapping)));
+        Ok(())
+    }
+
     /// Commits the changes to the device.
     ///
     /// # Errors
     /// The kernel refuses; the changes are rolled back then.
     pub fn commit(mut self) -> Result<(), Error> {
-        self.iotlb
-            .bracket(IotlbMessage::BatchEnd { asid: self.asid })?;
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        if self.bracketed {
+            self.iotlb
+                .bracket(IotlbMessage::BatchEnd { asid: self.asid })?;
+        }
         self.open = false;
         Ok(())
+    }
+
+    /// Undoes all changes, as far as the kernel allows.
+    fn roll_back(&mut self) -> Result<(), Error> {
+        let mut result = Ok(());
+        while let Some(done) = self.done.pop() {
+            // The mirror still matches the kernel: `unmap` removes an entry, and `map` adds one,
+            // only after the kernel did.
+            result = result.and(self.undo(done));
+        }
+        result.and(self.end())
     }
 
     fn undo(&mut self, done: Done) -> Result<(), Error> {
@@ -499,16 +559,8 @@ impl<S: IotlbSink> Drop for Batch<'_, S> {
         if !self.open {
             return;
         }
-        while let Some(done) = self.done.pop() {
-            if let Err(error) = self.undo(done) {
-                // The mirror still matches the kernel: `unmap` removes an entry, and `map` adds
-                // one, only after the kernel did.
-                tracing::error!(%error, "cannot roll back an IOTLB change");
-            }
-        }
-        let end = IotlbMessage::BatchEnd { asid: self.asid };
-        if let Err(error) = self.iotlb.bracket(end) {
-            tracing::error!(%error, "cannot close an IOTLB batch");
+        if let Err(error) = self.roll_back() {
+            tracing::error!(%error, "cannot roll back an IOTLB batch");
         }
     }
 }

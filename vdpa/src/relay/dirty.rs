@@ -5,13 +5,13 @@ use std::fmt;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-use crate::memory::GuestMemory;
+use crate::memory::{DeviceMemory, GuestMemory};
 
 /// Records guest memory that a device wrote without [`GuestMemory`]. Writes of this process need no
 /// record.
 pub trait Dirty: fmt::Debug {
-    /// Records that `len` bytes at the guest-physical `address` may have changed. Parts outside
-    /// guest RAM are ignored.
+    /// Records that `len` bytes at the device's `address` may have changed. Parts outside guest RAM
+    /// are ignored.
     fn mark(&self, address: u64, len: u32);
 }
 
@@ -39,11 +39,26 @@ impl Dirty for GuestMemory {
     }
 }
 
+/// Marks by guest-physical address. Parts that the device cannot write are ignored.
+impl Dirty for DeviceMemory {
+    fn mark(&self, address: u64, len: u32) {
+        self.for_each_written(address, u64::from(len), |gpa, part| {
+            // A part of `len` bytes fits.
+            self.ram().mark(gpa, u32::try_from(part).unwrap_or(len));
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use vm_memory::GuestAddress;
 
     use super::*;
+    use crate::iotlb::Access;
+    use crate::iova::IovaRange;
+    use crate::memory::{AddressSpace, Mode, Piece};
 
     #[test]
     fn marks_the_pages_that_are_ram() {
@@ -74,5 +89,42 @@ mod tests {
                 [true, false, false, true]
             ]
         );
+    }
+
+    #[test]
+    fn behind_an_iommu_the_pages_of_writable_mappings_are_marked() {
+        let ram = Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), 0x8000)]).unwrap());
+        let space = Arc::new(AddressSpace::new(IovaRange::ALL));
+        let memory = DeviceMemory::behind(Arc::clone(&ram), Arc::clone(&space));
+        let dirty = || -> Vec<u64> {
+            let region = ram.iter().next().unwrap();
+            let pages = (0..8).filter(|page| region.bitmap().dirty_at(page * 0x1000));
+            let pages = pages.map(|page| page as u64).collect();
+            vm_memory::MmapRegion::bitmap(region).get_and_reset();
+            pages
+        };
+        memory.mark(0, 0x8000);
+        assert!(dirty().is_empty());
+        space.change(|space| {
+            space.set_mode(Mode::Mapped);
+            for (iova, gpa, access) in [
+                (0x1_0000, 0x5000, Access::ReadWrite),
+                (0x1_1000, 0x2000, Access::WriteOnly),
+                (0x1_2000, 0x3000, Access::ReadOnly),
+                (u64::MAX - 0xfff, 0x7000, Access::ReadWrite),
+            ] {
+                let range = IovaRange::from_size(iova, 0x1000).unwrap();
+                space.map(range, Piece { gpa, access }).unwrap();
+            }
+        });
+        memory.mark(0x1_0fff, 0x1002);
+        assert_eq!(dirty(), [2, 5]);
+        memory.mark(u64::MAX, u32::MAX);
+        assert_eq!(dirty(), [7]);
+        memory.mark(0x1_0000, 0);
+        assert!(dirty().is_empty());
+        space.change(|space| space.set_mode(Mode::Identity));
+        memory.mark(0x1fff, 2);
+        assert_eq!(dirty(), [1, 2]);
     }
 }

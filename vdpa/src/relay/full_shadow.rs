@@ -6,9 +6,10 @@
 //!   avail --> DeviceQueue::pop -> in_flight[head] = chain --> DriverQueue::add  --> device
 //!   used  <-- push_used <-- mark what it may write <-- pop_used <------------------- device
 //! ```
-//! The payload is not copied: IOVA = guest-physical address. Indirect tables of the guest are
-//! resolved into the private ring. So the device never reads a descriptor that the guest can
-//! change, and every buffer lies in guest RAM, never in the private window.
+//! The payload is not copied: the device reaches the guest's buffers by the guest's addresses.
+//! Indirect tables of the guest are resolved into the private ring. So the device never reads a
+//! descriptor that the guest can change, and every buffer lies in guest RAM, never in the private
+//! window.
 
 use std::sync::Arc;
 

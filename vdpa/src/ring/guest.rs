@@ -2,18 +2,18 @@
 //!
 //! This module checks the areas once, and every chain. It keeps no positions and draws no
 //! conclusions: the device's side ([`super::DeviceQueue`]) and the relay do. The guest may write
-//! all of it at any moment. So a second read may differ from the first, and every walk is bounded.
+//! all of it at any moment, and unmap it behind an IOMMU. So a second read may differ from the
+//! first or fail, and every walk is bounded.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{Bytes, GuestAddress, GuestMemory as _, Permissions};
 
 use super::{Direction, Piece, RingFormat, Violation};
 use crate::Error;
 use crate::device::{RING_SIZE_MAX, VringAddresses, VringBase, check_areas, size_not_possible};
 use crate::iova::IovaRange;
-use crate::memory::GuestMemory;
+use crate::memory::DeviceMemory;
 
 /// Flags of a descriptor in both formats (virtio 1.3, 2.7.5 and 2.8.13).
 pub(crate) const DESCRIPTOR_F_NEXT: u16 = 1;
@@ -26,10 +26,10 @@ pub(super) const DESCRIPTOR_SIZE: u64 = 16;
 /// size, but drivers with indirect tables exceed it.
 const CHAIN_MIN_LIMIT: u16 = 256;
 
-/// The areas of a ring in guest memory; IOVA = guest-physical address.
+/// The areas of a ring in guest memory, by device addresses.
 #[derive(Debug, Clone)]
 pub struct Areas {
-    pub(super) memory: Arc<GuestMemory>,
+    pub(super) memory: DeviceMemory,
     pub(super) size: u16,
     pub(super) addresses: VringAddresses,
     format: RingFormat,
@@ -40,7 +40,7 @@ pub struct Areas {
 impl Areas {
     /// The areas of the guest's ring of `size` entries at `addresses`.
     pub(super) fn new(
-        memory: Arc<GuestMemory>,
+        memory: DeviceMemory,
         size: u16,
         addresses: VringAddresses,
         format: RingFormat,
@@ -48,7 +48,7 @@ impl Areas {
     ) -> Result<Self, Error> {
         let packed = format == RingFormat::Packed;
         let checked = if format.takes(size) {
-            check_areas(size, addresses, packed, &ram(&memory))
+            check_areas(size, addresses, packed, &memory.reach())
         } else {
             Err(size_not_possible(size, RING_SIZE_MAX))
         };
@@ -76,7 +76,7 @@ impl Areas {
 
     /// The memory of the areas.
     #[must_use]
-    pub fn memory(&self) -> &Arc<GuestMemory> {
+    pub fn memory(&self) -> &DeviceMemory {
         &self.memory
     }
 
@@ -96,7 +96,7 @@ impl Areas {
         ))
     }
 
-    /// The descriptor at a guest-physical address, as it was at one moment: address, length, and
+    /// The descriptor at a device address, as it was at one moment: address, length, and
     /// its last two fields. Little-endian in memory.
     pub(super) fn descriptor(&self, at: u64) -> Result<(u64, u32, u16, u16), Error> {
         let [address, rest]: [u64; 2] =
@@ -129,12 +129,23 @@ impl Areas {
             .map_err(access(address))
     }
 
-    fn check_inside(&self, address: u64, len: u32) -> Result<(), Violation> {
+    fn check_inside(&self, address: u64, len: u32, direction: Direction) -> Result<(), Violation> {
         let outside = Violation::Outside { address, len };
         let count = usize::try_from(len).map_err(|_| outside)?;
         let fits = IovaRange::from_size(address, u64::from(len)).is_some()
-            && self.memory.check_range(GuestAddress(address), count);
+            && self
+                .memory
+                .check_range(GuestAddress(address), count, direction.into());
         if fits { Ok(()) } else { Err(outside) }
+    }
+}
+
+impl From<Direction> for Permissions {
+    fn from(direction: Direction) -> Self {
+        match direction {
+            Direction::DeviceReads => Self::Read,
+            Direction::DeviceWrites => Self::Write,
+        }
     }
 }
 
@@ -188,7 +199,7 @@ impl<'a> ChainReader<'a> {
             Direction::DeviceReads
         };
         if len > 0 {
-            self.areas.check_inside(address, len)?;
+            self.areas.check_inside(address, len, direction)?;
             self.pieces.push(Piece {
                 iova: address,
                 len,
@@ -208,7 +219,8 @@ impl<'a> ChainReader<'a> {
         if malformed {
             return Err(Violation::Indirect);
         }
-        self.areas.check_inside(address, len)?;
+        self.areas
+            .check_inside(address, len, Direction::DeviceReads)?;
         Ok(len / 16)
     }
 
@@ -221,21 +233,115 @@ impl<'a> ChainReader<'a> {
     }
 }
 
-/// Guest RAM as ranges; adjacent ones are joined.
-pub(crate) fn ram(memory: &GuestMemory) -> Vec<IovaRange> {
-    let mut ranges: Vec<IovaRange> = Vec::new();
-    for region in memory.iter() {
-        let (first, last) = (region.start_addr().0, region.last_addr().0);
-        let joined = ranges
-            .last()
-            .filter(|before| before.last().checked_add(1) == Some(first))
-            .and_then(|before| IovaRange::new(before.first(), last));
-        if let Some(joined) = joined {
-            ranges.pop();
-            ranges.push(joined);
-        } else {
-            ranges.extend(IovaRange::new(first, last));
+#[cfg(test)]
+mod tests {
+    use super::super::{DeviceQueue, DriverQueue, GuestRing, RingFeatures};
+    use super::*;
+    use crate::ErrorKind;
+    use crate::iotlb::Access;
+    use crate::iova::PAGE_SIZE;
+    use crate::memory::{AddressSpace, Mode, Piece as Target, SharedBuffer};
+    use std::sync::Arc;
+
+    /// Guest-physical address of the driver's memory, and the device address of its first page.
+    const GUEST: u64 = 0x10_0000;
+    const DEVICE: u64 = 0x7fff_f000;
+    const SIZE: u16 = 16;
+
+    fn page(number: u64) -> IovaRange {
+        IovaRange::from_size(DEVICE + number * PAGE_SIZE, PAGE_SIZE).unwrap()
+    }
+
+    fn piece(offset: u64, len: u32, direction: Direction) -> Piece {
+        Piece {
+            iova: DEVICE + offset,
+            len,
+            direction,
         }
     }
-    ranges
+
+    #[test]
+    fn a_ring_behind_an_iommu_is_served_by_device_addresses() {
+        for packed in [false, true] {
+            let features = RingFeatures {
+                packed,
+                ..RingFeatures::default()
+            };
+            let buffer = Arc::new(SharedBuffer::new(5 * PAGE_SIZE, GUEST).unwrap());
+            let ram = Arc::new(buffer.as_guest_memory().unwrap());
+            let mut driver = DriverQueue::new(Arc::clone(&buffer), SIZE, 0, features).unwrap();
+            // A ring of two pages. Those of the buffers are not adjacent in guest RAM, and the
+            // first is read-only.
+            let space = Arc::new(AddressSpace::new(IovaRange::ALL));
+            space.change(|space| {
+                space.set_mode(Mode::Mapped);
+                for (number, target, access) in [
+                    (0, 0, Access::ReadWrite),
+                    (1, 1, Access::ReadWrite),
+                    (2, 4, Access::ReadOnly),
+                    (3, 2, Access::ReadWrite),
+                ] {
+                    let gpa = GUEST + target * PAGE_SIZE;
+                    space.map(page(number), Target { gpa, access }).unwrap();
+                }
+            });
+            let memory = DeviceMemory::behind(ram, Arc::clone(&space));
+            let VringAddresses {
+                descriptor,
+                driver: avail,
+                device,
+            } = driver.addresses();
+            let addresses = VringAddresses {
+                descriptor: descriptor - GUEST + DEVICE,
+                driver: avail - GUEST + DEVICE,
+                device: device - GUEST + DEVICE,
+            };
+            let ring = GuestRing::new(memory.clone(), SIZE, addresses, features).unwrap();
+            let mut queue = DeviceQueue::new(ring, VringBase::initial(packed), features).unwrap();
+
+            let both = piece(3 * PAGE_SIZE - 4, 8, Direction::DeviceReads);
+            let answer = piece(3 * PAGE_SIZE + 8, 4, Direction::DeviceWrites);
+            driver.add(&[both, answer]).unwrap();
+            let chain = queue.pop().unwrap().unwrap();
+            assert_eq!(chain.pieces, [both, answer]);
+            buffer.write(5 * PAGE_SIZE - 4, b"high").unwrap();
+            buffer.write(2 * PAGE_SIZE, b"low:").unwrap();
+            let mut read = [0; 8];
+            memory
+                .read_slice(&mut read, GuestAddress(both.iova))
+                .unwrap();
+            assert_eq!(&read, b"highlow:");
+            memory
+                .write_slice(b"done", GuestAddress(answer.iova))
+                .unwrap();
+            queue.push_used(chain.id, 4).unwrap();
+            queue.publish().unwrap();
+            assert_eq!(driver.pop_used().unwrap().unwrap().written, 4);
+            let mut written = [0; 4];
+            buffer.read(2 * PAGE_SIZE + 8, &mut written).unwrap();
+            assert_eq!(&written, b"done");
+
+            // The device may not write the first page of buffers, nor reach the page behind the
+            // last.
+            for bad in [
+                piece(3 * PAGE_SIZE - 4, 8, Direction::DeviceWrites),
+                piece(4 * PAGE_SIZE - 4, 8, Direction::DeviceReads),
+            ] {
+                let mut driver = DriverQueue::new(Arc::clone(&buffer), SIZE, 0, features).unwrap();
+                driver.add(&[bad]).unwrap();
+                let ring = GuestRing::new(memory.clone(), SIZE, addresses, features).unwrap();
+                let base = VringBase::initial(packed);
+                let mut queue = DeviceQueue::new(ring, base, features).unwrap();
+                let error = queue.pop().unwrap_err();
+                assert!(
+                    matches!(error.kind(), ErrorKind::BrokenByGuest { .. }),
+                    "{error}"
+                );
+            }
+
+            space.change(|space| (space.unmap(page(0)).unwrap(), space.unmap(page(1)).unwrap()));
+            queue.pop().unwrap_err();
+            queue.push_used(0, 0).unwrap_err();
+        }
+    }
 }

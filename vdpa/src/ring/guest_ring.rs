@@ -1,13 +1,12 @@
 //! A guest's ring, in either format.
 
 use std::ops::Deref;
-use std::sync::Arc;
 
 use super::guest::Areas;
 use super::{RingFeatures, packed, split};
 use crate::Error;
 use crate::device::VringAddresses;
-use crate::memory::GuestMemory;
+use crate::memory::DeviceMemory;
 
 /// A guest's ring, in either format.
 #[derive(Debug, Clone)]
@@ -25,7 +24,7 @@ impl GuestRing {
     /// An area is not aligned, not in guest memory or overlaps another, or the size is impossible
     /// for the format.
     pub fn new(
-        memory: Arc<GuestMemory>,
+        memory: impl Into<DeviceMemory>,
         size: u16,
         addresses: VringAddresses,
         features: RingFeatures,

@@ -142,7 +142,7 @@ pub struct Chain {
     /// The guest's name for the chain, for [`DeviceQueue::push_used`]: its first descriptor, or its
     /// buffer id in a packed ring.
     pub id: u16,
-    /// The pieces at guest-physical addresses, device-readable ones first; none is empty. Each was
+    /// The pieces at device addresses, device-readable ones first; none is empty. Each was
     /// inside guest memory when checked.
     pub pieces: Vec<Piece>,
 }

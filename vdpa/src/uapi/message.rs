@@ -39,6 +39,12 @@ pub enum Access {
 }
 
 impl Access {
+    /// Whether all of `wanted` is allowed.
+    #[must_use]
+    pub const fn allows(self, wanted: Self) -> bool {
+        self.bits() & wanted.bits() == wanted.bits()
+    }
+
     const fn bits(self) -> u8 {
         match self {
             Self::ReadOnly => VHOST_ACCESS_RO,

@@ -7,6 +7,7 @@
 
 mod cpu_affinity;
 mod cpu_baseline;
+mod iommu;
 mod key_value;
 mod mac;
 mod ring_watch;
@@ -27,6 +28,7 @@ pub use cpu_affinity::{CpuAffinity, CpuAffinityError, HostCpus};
 pub use cpu_affinity::{parse_list, show_list};
 pub use cpu_baseline::{CpuBaseline, CpuBaselineError};
 pub use devices::virtio::vdpa::DoorbellMode;
+pub use iommu::{IommuConfig, MappingCount, MappingCountError};
 pub use key_value::{KeyValueError, from_key_value, from_key_value_but, from_path_or_key_value};
 pub use mac::{MacAddress, MacAddressError};
 pub use ring_watch::{RingWatch, RingWatchError};
@@ -91,6 +93,10 @@ pub struct VmConfig {
     #[serde(default)]
     #[schema(schema_with = schema::ring_watch)]
     pub ring_watch: RingWatch,
+    /// A virtio-iommu, with which the guest decides what its vDPA devices reach. Null: only if a
+    /// device has `iommu`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iommu: Option<IommuConfig>,
 }
 
 impl VmConfig {
@@ -106,6 +112,13 @@ impl VmConfig {
         };
         *old = nic;
         Ok(())
+    }
+
+    /// The IOMMU that the VM has: its own, or one for the devices that need it.
+    #[must_use]
+    pub fn iommu_needed(&self) -> Option<IommuConfig> {
+        let needed = self.vdpa.iter().any(|vdpa| vdpa.iommu);
+        self.iommu.or_else(|| needed.then(IommuConfig::default))
     }
 
     /// The files that the VM opens: its kernel, its initramfs and its disks.

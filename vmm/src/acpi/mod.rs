@@ -7,7 +7,8 @@
 //! ```text
 //!   ACPI_TABLES: RSDP ──> XSDT ──┬──> FADT ──> DSDT (AML)
 //!                                ├──> MADT  processors and I/O APIC
-//!                                └──> MCFG  PCI configuration space
+//!                                ├──> MCFG  PCI configuration space
+//!                                └──> VIOT  devices behind the IOMMU, if there is one
 //! ```
 //!
 //! The machine is *hardware-reduced* (ACPI 6.5, section 4.1): no PM timer, no fixed events, no
@@ -23,6 +24,7 @@ mod generation;
 mod hotplug;
 mod oem;
 mod tables;
+mod viot;
 
 use acpi_tables::Aml;
 use acpi_tables::rsdp::Rsdp;
@@ -38,15 +40,15 @@ use crate::layout::{ACPI_TABLES, ACPI_TABLES_LEN, Layout};
 const TABLE_ALIGNMENT: usize = 16;
 
 /// Writes the tables of a machine with `cpus` processors, whose APIC IDs are
-/// `0..cpus`, and returns the address of the RSDP (always [`ACPI_TABLES`]).
+/// `0..cpus`, and returns the address of the RSDP (always [`ACPI_TABLES`]). `iommu`: it has an IOMMU.
 ///
 /// # Errors
 /// [`Error`]; `cpus` must not be 0.
-pub fn write(memory: &GuestMemory, layout: &Layout, cpus: u8) -> Result<u64, Error> {
+pub fn write(memory: &GuestMemory, layout: &Layout, cpus: u8, iommu: bool) -> Result<u64, Error> {
     if cpus == 0 {
         return Err(Error::host("a machine needs at least one processor"));
     }
-    let bytes = build(layout, cpus);
+    let bytes = build(layout, cpus, iommu);
     // Lossless: usize is 64 bits wide on x86-64.
     if bytes.len() as u64 > ACPI_TABLES_LEN {
         return Err(Error::host(format!(
@@ -63,17 +65,20 @@ pub fn write(memory: &GuestMemory, layout: &Layout, cpus: u8) -> Result<u64, Err
 }
 
 /// All tables, as in memory from [`ACPI_TABLES`] on.
-fn build(layout: &Layout, cpus: u8) -> Vec<u8> {
+fn build(layout: &Layout, cpus: u8, iommu: bool) -> Vec<u8> {
     // The RSDP comes first, where the guest looks, but points to the last table.
     let mut area = Area {
         bytes: vec![0; Rsdp::len()],
     };
     let dsdt = area.push(&dsdt::dsdt(layout, cpus));
-    let tables = [
+    let mut tables = vec![
         area.push(&tables::fadt(dsdt)),
         area.push(&tables::madt(cpus)),
         area.push(&tables::mcfg()),
     ];
+    if iommu {
+        tables.push(area.push(&viot::viot()));
+    }
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     for table in tables {
         xsdt.add_entry(table);

@@ -40,6 +40,7 @@ struct Tables<'a> {
     madt: &'a [u8],
     mcfg: &'a [u8],
     dsdt: &'a [u8],
+    viot: Option<&'a [u8]>,
 }
 
 fn follow(area: &[u8]) -> Tables<'_> {
@@ -48,19 +49,21 @@ fn follow(area: &[u8]) -> Tables<'_> {
     assert_eq!((sum(&area[..20]), sum(&area[..36])), (0, 0));
     assert_eq!(u32_at(area, 20), 36);
     let xsdt = table(area, u64_at(area, 24), b"XSDT");
-    assert_eq!(xsdt.len(), 36 + 3 * 8);
+    let with_iommu = xsdt.len() == 36 + 4 * 8;
+    assert!(with_iommu || xsdt.len() == 36 + 3 * 8);
     let fadt = table(area, u64_at(xsdt, 36), b"FACP");
     Tables {
         fadt,
         madt: table(area, u64_at(xsdt, 44), b"APIC"),
         mcfg: table(area, u64_at(xsdt, 52), b"MCFG"),
         dsdt: table(area, u64_at(fadt, 140), b"DSDT"),
+        viot: with_iommu.then(|| table(area, u64_at(xsdt, 60), b"VIOT")),
     }
 }
 
 #[test]
 fn fixed_description_is_hardware_reduced_with_registers() {
-    let area = build(&Layout::new(256 * MIB, 40).unwrap(), 1);
+    let area = build(&Layout::new(256 * MIB, 40).unwrap(), 1, false);
     let fadt = follow(&area).fadt;
     assert_eq!(fadt.len(), 276);
     let flags = u32_at(fadt, 112);
@@ -78,7 +81,7 @@ fn fixed_description_is_hardware_reduced_with_registers() {
 #[test]
 fn one_local_apic_for_each_processor() {
     for cpus in [1, 2, 32, 255] {
-        let area = build(&Layout::new(256 * MIB, 40).unwrap(), cpus);
+        let area = build(&Layout::new(256 * MIB, 40).unwrap(), cpus, false);
         let madt = follow(&area).madt;
         assert_eq!(u64::from(u32_at(madt, 36)), LOCAL_APIC.start);
         assert_eq!(u32_at(madt, 40), 0, "no 8259");
@@ -95,7 +98,7 @@ fn one_local_apic_for_each_processor() {
 
 #[test]
 fn configuration_space_is_bus_0() {
-    let area = build(&Layout::new(256 * MIB, 40).unwrap(), 1);
+    let area = build(&Layout::new(256 * MIB, 40).unwrap(), 1, false);
     let mcfg = follow(&area).mcfg;
     assert_eq!(mcfg.len(), 44 + 16);
     assert_eq!(u64_at(mcfg, 44), PCI_ECAM.start);
@@ -104,9 +107,28 @@ fn configuration_space_is_bus_0() {
 }
 
 #[test]
+fn an_iommu_has_the_upper_slots_behind_it() {
+    let layout = Layout::new(256 * MIB, 40).unwrap();
+    assert!(follow(&build(&layout, 1, false)).viot.is_none());
+    let area = build(&layout, 1, true);
+    let viot = follow(&area).viot.unwrap();
+    assert_eq!((viot.len(), viot[8]), (88, 1));
+    // Two nodes from offset 48 on.
+    assert_eq!(viot[36..48], [2, 0, 48, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    // virtio-pci IOMMU at segment 0, 00:03.0.
+    let iommu = [3, 0, 16, 0, 0, 0, 0x18, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(viot[48..64], iommu);
+    // PCI range: endpoints from 0x80, segments, 00:10.0 to 00:1f.7, behind the node at 48.
+    let range = [
+        1, 0, 24, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x80, 0, 0xff, 0, 48, 0, 0, 0, 0, 0, 0, 0,
+    ];
+    assert_eq!(viot[64..], range);
+}
+
+#[test]
 fn devices_are_there() {
     let layout = Layout::new(256 * MIB, 40).unwrap();
-    let area = build(&layout, 11);
+    let area = build(&layout, 11, false);
     let dsdt = follow(&area).dsdt;
     let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
     for name in [
@@ -148,7 +170,7 @@ fn devices_are_there() {
 #[test]
 fn the_dsdt_has_the_address_of_the_generation_id_and_no_table_is_there() {
     let layout = Layout::new(256 * MIB, 40).unwrap();
-    let area = build(&layout, 1);
+    let area = build(&layout, 1, false);
     let dsdt = follow(&area).dsdt;
     let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
     assert!(has(
@@ -186,9 +208,9 @@ fn the_32_bit_ranges_are_32_bits_wide() {
 fn written_where_the_guest_looks_and_again_on_reboot() {
     let layout = Layout::new(16 * MIB, 40).unwrap();
     let ram = GuestRam::new(&layout, None).unwrap();
-    let expected = build(&layout, 4);
+    let expected = build(&layout, 4, false);
     for _ in 0..2 {
-        assert_eq!(write(ram.memory(), &layout, 4).unwrap(), ACPI_TABLES);
+        assert_eq!(write(ram.memory(), &layout, 4, false).unwrap(), ACPI_TABLES);
         let mut bytes = vec![0; expected.len()];
         ram.memory()
             .read_slice(&mut bytes, GuestAddress(ACPI_TABLES))
@@ -198,7 +220,7 @@ fn written_where_the_guest_looks_and_again_on_reboot() {
             .write_slice(&[0xa5; 4096], GuestAddress(ACPI_TABLES))
             .unwrap();
     }
-    let error = write(ram.memory(), &layout, 0).unwrap_err();
+    let error = write(ram.memory(), &layout, 0, false).unwrap_err();
     assert!(
         error.to_string().contains("at least one processor"),
         "{error}"
@@ -213,7 +235,7 @@ proptest! {
         bits in 42u8..=52,
     ) {
         let layout = Layout::new(pages * PAGE_SIZE, bits).unwrap();
-        let area = build(&layout, cpus);
+        let area = build(&layout, cpus, true);
         prop_assert!(area.len() as u64 <= ACPI_TABLES_LEN);
         follow(&area);
     }

@@ -18,6 +18,7 @@ use super::device_manager::DeviceManager;
 use super::devices::{self as backends, Device};
 use super::faults::DoorbellFaults;
 use super::generation::Generation;
+use super::iommu;
 use super::migration::OutgoingState;
 use super::parts::Machine;
 use super::queue::Requests;
@@ -200,19 +201,26 @@ impl Machine {
         let memory = Arc::new(ram.memory().clone());
         // There is no memory hot-plug, so the end of RAM never grows.
         let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
+        let mut devices = backends::open(config, &memory, ram_end)?;
+        let (domains, iommu) = config
+            .iommu_needed()
+            .map(|iommu| iommu::create(iommu, &memory, &mut devices))
+            .unzip();
         let mut device_manager = DeviceManager::new(
             pci.clone(),
             msi.clone(),
             doorbells.clone(),
             node,
             config.ring_watch,
+            domains,
         );
+        // The IOMMU is restored before the devices behind it.
+        let devices = iommu.into_iter().chain(devices);
         let (placed, others): (Vec<Device>, Vec<Device>) =
-            backends::open(config, &memory, ram_end)?
-                .into_iter()
-                .partition(|device| given.slots.contains_key(&device.id));
+            devices.partition(|device| given.slots.contains_key(&device.id));
         for device in placed.into_iter().chain(others) {
             let slot = given.slots.get(&device.id).copied();
+            let slot = slot.or_else(|| iommu::fixed_slot(&device.id));
             device_manager.attach(device, slot, &events)?;
         }
 
@@ -278,10 +286,10 @@ impl Machine {
             msi,
             slots,
             vm,
-            memory,
+            _memory: memory,
             ram,
             layout,
-            config: without_descriptors(config),
+            config: kept(config),
             stop: stop.clone(),
             statistics,
             used: false,
@@ -302,9 +310,10 @@ fn not_placed(source: devices::Error) -> Error {
 }
 
 /// Copies the configuration without descriptors, so that a vDPA device is free once the guest has
-/// ejected it.
-fn without_descriptors(config: &VmConfig) -> VmConfig {
+/// ejected it. The IOMMU stays, even if no device needs it any more.
+fn kept(config: &VmConfig) -> VmConfig {
     let mut config = config.clone();
+    config.iommu = config.iommu_needed();
     config.vdpa.iter_mut().for_each(VdpaConfig::release);
     config
 }

@@ -23,15 +23,16 @@ use std::time::{Duration, Instant};
 
 use bellhop_api::machine::{AlarmInfo, InFlight};
 use devices::hypervisor::Doorbells;
-use devices::pci::{PciBus, PciFunction, Slot};
+use devices::pci::{PciBus, PciFunction, SLOTS, Slot};
 use devices::virtio::backend::Event;
 use devices::virtio::block::engine::hung_disks;
+use devices::virtio::iommu::{Counters, SharedDomains};
 use devices::virtio::pci::{GuestView, VirtioPciDevice};
-use vdpa::memory::GuestMemory;
 
 pub(super) use self::exchange::Exchanged;
 use super::devices::Device;
 use super::error::RequestError;
+use super::iommu;
 use super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, PlugPhase, Pluggable};
 use super::ring_watch::{DeviceWatch, in_flight};
 use super::status_publisher::DeviceStatus;
@@ -52,6 +53,8 @@ struct Entry {
     slot: Slot,
     device: Arc<VirtioPciDevice>,
     removable: Option<Removable>,
+    /// Its number in requests to the IOMMU, if it is behind it.
+    endpoint: Option<u32>,
     /// `None` where the watch is off.
     watch: Option<DeviceWatch>,
 }
@@ -96,20 +99,24 @@ pub(super) struct DeviceManager {
     /// The NUMA node that guest memory is bound to.
     memory_node: Option<u16>,
     ring_watch: RingWatch,
+    /// The domains of the guest's IOMMU, if it has one.
+    iommu: Option<SharedDomains>,
 }
 
 impl DeviceManager {
     /// Creates an empty list for devices on `pci`, of a machine whose memory is bound to
-    /// `memory_node`. `ring_watch` configures the watch of their rings.
+    /// `memory_node`. `ring_watch` configures the watch of their rings, and `iommu` is the guest's.
     pub(super) fn new(
         pci: Arc<PciBus>,
         msi: KvmMsiVectors,
         doorbells: Arc<KvmDoorbells>,
         memory_node: Option<u16>,
         ring_watch: RingWatch,
+        iommu: Option<SharedDomains>,
     ) -> Self {
         Self {
             ring_watch,
+            iommu,
             entries: BTreeMap::new(),
             next_number: 0,
             next_serial: 0,
@@ -153,7 +160,7 @@ impl DeviceManager {
     ) -> Result<Slot, Error> {
         let Device {
             id,
-            backend,
+            mut backend,
             config,
             stall_kick,
             numa_node,
@@ -165,6 +172,11 @@ impl DeviceManager {
             ));
         }
         let number = self.free_number()?;
+        let translated = backend.translated().is_some();
+        let slot = match slot {
+            None => self.free_slot(&id, translated)?,
+            slot => slot,
+        };
         let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
         let device = match VirtioPciDevice::new(backend, &self.msi, doorbells) {
             Ok(device) => Arc::new(device),
@@ -180,8 +192,17 @@ impl DeviceManager {
                 return Err(Error::new(ErrorKind::NoRoom, message).because(source));
             }
         };
+        let endpoint = translated.then(|| iommu::endpoint(slot));
+        if let (Some(iommu), Some(endpoint)) = (&self.iommu, endpoint)
+            && let Err(source) = iommu.lock().add(endpoint, device.clone())
+        {
+            self.pci.remove(slot);
+            let message = format!("cannot put device {id} behind the guest's IOMMU");
+            return Err(Error::unusable(message).because(source));
+        }
         if let Err(error) = poll(events, number, &device.events()) {
             self.pci.remove(slot);
+            self.leave_iommu(endpoint);
             return Err(Error::failed("epoll_ctl")(error));
         }
         tracing::debug!(%id, %slot, "device attached");
@@ -211,10 +232,66 @@ impl DeviceManager {
             slot,
             device,
             removable,
+            endpoint,
             watch,
         };
         self.entries.insert(number, entry);
         Ok(slot)
+    }
+
+    /// Chooses the slot of a new device. `None`: any.
+    fn free_slot(&self, id: &str, translated: bool) -> Result<Option<Slot>, Error> {
+        if self.iommu.is_none() {
+            return if translated {
+                Err(Error::unusable(format!(
+                    "cannot put device {id} behind an IOMMU, which the VM does not have: start it \
+                     with --iommu boot_bypass=on"
+                )))
+            } else {
+                Ok(None)
+            };
+        }
+        // An ejected device keeps its endpoint until it is closed.
+        let on_bus = self.pci.functions();
+        let is_taken = |slot: &Slot| {
+            let mut entries = self.entries.values();
+            on_bus.iter().any(|(other, _)| other == slot)
+                || entries.any(|entry| entry.slot == *slot)
+        };
+        let slots = (0..SLOTS).filter_map(Slot::new);
+        let mut slots = slots.filter(|&slot| iommu::takes(slot, translated));
+        let free = slots.find(|slot| !is_taken(slot));
+        free.map(Some).ok_or_else(|| {
+            let message = format!(
+                "cannot plug in device {id}: all PCI slots {} the guest's IOMMU are taken",
+                if translated { "behind" } else { "beside" }
+            );
+            Error::new(ErrorKind::NoRoom, message)
+        })
+    }
+
+    /// Removes an endpoint from the IOMMU.
+    fn leave_iommu(&self, endpoint: Option<u32>) {
+        if let (Some(iommu), Some(endpoint)) = (&self.iommu, endpoint) {
+            iommu.lock().remove(endpoint);
+        }
+    }
+
+    /// Returns the counters of the guest's IOMMU, if it has one.
+    pub(super) fn iommu_counters(&self) -> Option<Counters> {
+        self.iommu.as_ref().map(|iommu| iommu.lock().counters())
+    }
+
+    /// Whether the guest has an IOMMU.
+    pub(super) fn has_iommu(&self) -> bool {
+        self.iommu.is_some()
+    }
+
+    /// Sets the IOMMU as at power-on, after the reset of all functions.
+    pub(super) fn power_on_iommu(&self) {
+        if let Some(iommu) = &self.iommu {
+            iommu.lock().power_on();
+        }
     }
 
     fn free_number(&self) -> Result<u16, Error> {
@@ -277,8 +354,13 @@ impl DeviceManager {
 
     fn close(&self, entry: Entry, events: &EventLoop) {
         let Entry {
-            id, slot, device, ..
+            id,
+            slot,
+            device,
+            endpoint,
+            ..
         } = entry;
+        self.leave_iommu(endpoint);
         // An ejected function left the bus when the guest ejected it, and another one may have its
         // slot by now.
         let ours: Arc<dyn PciFunction> = device.clone();
@@ -348,10 +430,10 @@ impl DeviceManager {
 
     /// Returns the buffers that NICs have received and not used; of saved NICs, as they were when
     /// saved.
-    pub(super) fn in_flight(&self, memory: &GuestMemory) -> InFlight {
+    pub(super) fn in_flight(&self) -> InFlight {
         let mut count = InFlight::default();
         for entry in self.entries.values() {
-            in_flight::add(&mut count, &entry.device, memory);
+            in_flight::add(&mut count, &entry.device);
         }
         count
     }
@@ -377,7 +459,8 @@ impl DeviceManager {
 
     /// Stops all devices and clears the state that drivers have set.
     pub(super) fn reset_all(&self) {
-        for entry in self.entries.values() {
+        // The IOMMU, which was attached first, after the devices that it contains.
+        for entry in self.entries.values().rev() {
             entry.device.reset();
         }
     }
@@ -404,12 +487,12 @@ impl DeviceManager {
     }
 
     /// Samples the rings of all watched devices. Returns `true` if an alarm began or ended.
-    pub(super) fn sample_rings(&mut self, memory: &GuestMemory) -> bool {
+    pub(super) fn sample_rings(&mut self) -> bool {
         let now = Instant::now();
         let mut changed = false;
         for entry in self.entries.values_mut() {
             if let Some(watch) = &mut entry.watch {
-                changed |= watch.sample(&entry.id, &entry.device, memory, now);
+                changed |= watch.sample(&entry.id, &entry.device, now);
             }
         }
         changed

@@ -91,6 +91,7 @@ pub(super) fn open_vdpa(
         mac_lock: config.mac_lock,
         num_queues: config.num_queues,
         doorbell: config.doorbell,
+        iommu: config.iommu,
     };
     let opened = match fd {
         Some(fd) => VdpaBackend::from_fd(fd, &options, memory.clone(), ram_end),

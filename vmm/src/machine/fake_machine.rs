@@ -8,6 +8,7 @@ use std::time::Duration;
 use bellhop_api::machine::{AlarmInfo, AlarmKind, WatchInfo, WatchPhase};
 use devices::pci::Slot;
 use devices::virtio::backend::SharedMemory;
+use devices::virtio::iommu::Counters;
 use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
 use parking_lot::Mutex;
 
@@ -236,6 +237,14 @@ fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
         Request::Save { answer } => answer.send(Err(RequestError::Saving)).is_ok(),
         // Dropped, as by a machine that ends just now.
         Request::Migration(_) => false,
+        Request::Iommu { answer } => {
+            let counters = Counters {
+                mappings: 5,
+                maps: 9,
+                ..Counters::default()
+            };
+            answer.send(Some(counters)).is_ok()
+        }
         Request::ConsoleLoss { answer } => answer.send(ConsoleLoss { log: 7, clients: 0 }).is_ok(),
         Request::Perform { action, answer } => answer.send(act(requests, action)).is_ok(),
     };

@@ -27,6 +27,7 @@ use std::sync::mpsc::{self, Receiver, TrySendError};
 use std::time::Instant;
 
 use devices::virtio::backend::SharedMemory;
+use devices::virtio::iommu::Counters;
 
 use super::devices::{Device, open_disk, open_vdpa};
 use super::error::RequestError;
@@ -217,6 +218,14 @@ impl Handle {
     /// [`RequestError::Ended`] or [`RequestError::Busy`].
     pub fn console_loss(&self) -> Result<ConsoleLoss, RequestError> {
         self.ask(|answer| Request::ConsoleLoss { answer })
+    }
+
+    /// Returns the counters of the guest's IOMMU; `None` without one.
+    ///
+    /// # Errors
+    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn iommu(&self) -> Result<Option<Counters>, RequestError> {
+        self.ask(|answer| Request::Iommu { answer })
     }
 
     /// Parks the vCPUs and returns once they are parked. Devices keep working: see

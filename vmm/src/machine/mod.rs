@@ -10,7 +10,7 @@
 //! 1. plain types and small parts: `pluggable`, `end`, `signals`, `generation`, `faults`, `error`,
 //!    `ring_watch/queue`, `ring_watch`, `migration/throttle`, `migration/leaving`
 //! 2. states: `saved`, `snapshot`, `program`, `quiesced`
-//! 3. devices: `status_publisher`, `devices`, `ring_watch/in_flight`, `device_manager`,
+//! 3. devices: `status_publisher`, `devices`, `iommu`, `ring_watch/in_flight`, `device_manager`,
 //!    `migration/compat`
 //! 4. requests: `queue`, which does not depend on the machine type
 //! 5. the machine: `parts` ([`Machine`])
@@ -65,6 +65,7 @@ mod faults;
 mod generation;
 mod hand_over;
 mod handle;
+mod iommu;
 mod migration;
 mod origin;
 mod parts;

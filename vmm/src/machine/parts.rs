@@ -59,8 +59,8 @@ pub struct Machine {
     pub(super) msi: KvmMsiVectors,
     pub(super) slots: Arc<MemorySlots>,
     pub(super) vm: Vm,
-    /// For devices that are plugged in later, and to sample their rings.
-    pub(super) memory: SharedMemory,
+    /// Kept for devices that are plugged in later: handles have it weakly.
+    pub(super) _memory: SharedMemory,
     pub(super) ram: Arc<GuestRam>,
     pub(super) layout: Layout,
     pub(super) config: VmConfig,
@@ -193,7 +193,7 @@ impl Machine {
 
     /// Samples the rings and publishes changes of alarms.
     pub(super) fn sample_rings(&mut self) {
-        if self.device_manager.sample_rings(&self.memory) {
+        if self.device_manager.sample_rings() {
             self.requests.publish_alarms(self.device_manager.alarms());
         }
     }

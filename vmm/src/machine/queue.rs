@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 
 use bellhop_api::machine::AlarmInfo;
 use devices::virtio::backend::{Backend, SharedMemory};
+use devices::virtio::iommu::Counters;
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -74,6 +75,8 @@ pub(super) enum Request<M> {
     Migration(Box<dyn FnOnce(&mut M) + Send>),
     /// Return the console's losses.
     ConsoleLoss { answer: Answer<ConsoleLoss> },
+    /// Return the counters of the guest's IOMMU, if it has one.
+    Iommu { answer: Answer<Option<Counters>> },
     /// Carry out this action.
     Perform {
         action: Action,

@@ -6,6 +6,8 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use devices::virtio::iommu::DomainsState;
+
 use super::saved::SavedDevice;
 
 /// The reason for which a machine is quiesced.
@@ -20,6 +22,8 @@ pub(super) enum QuiescedFor {
 /// A machine between its save and its resume.
 pub(super) struct Quiesced {
     pub(super) devices: Vec<SavedDevice>,
+    /// The domains of the guest's IOMMU, for devices that have not received them.
+    pub(super) iommu: Option<DomainsState>,
     /// Whether its vCPUs ran before.
     pub(super) ran: bool,
     pub(super) quiesced_for: QuiescedFor,

@@ -91,7 +91,12 @@ impl Machine {
             cmdline: &self.config.cmdline,
         };
         let booted = boot::load(self.ram.memory(), &self.layout, &source)?;
-        acpi::write(self.ram.memory(), &self.layout, self.config.cpus.get())?;
+        acpi::write(
+            self.ram.memory(),
+            &self.layout,
+            self.config.cpus.get(),
+            self.device_manager.has_iommu(),
+        )?;
         self.generation
             .power_on(self.ram.memory())
             .map_err(Error::failed("making a generation ID"))?;
@@ -129,6 +134,7 @@ impl Machine {
         self.watch_rings(false);
         self.finish_unplugs();
         self.pci.reset();
+        self.device_manager.power_on_iommu();
         // No queue runs, so this clears all alarms.
         self.sample_rings();
         self.serial.reset();

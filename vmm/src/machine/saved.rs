@@ -9,6 +9,7 @@
 //! | `vm` | interrupt controllers and kvmclock |
 //! | `vcpu` | for each vCPU, by number: registers, local APIC, MSRs, CPUID |
 //! | `platform` | serial, clock, power button, hot-plug, host bridge, PCI ports, generation ID |
+//! | `iommu` | the domains of the guest's IOMMU, if it has one |
 //! | `device` | for each device, in order of attachment: name, slot, registers, backend state |
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ use devices::legacy::event::AcpiEventState;
 use devices::legacy::power::PowerState;
 use devices::legacy::serial::SerialState;
 use devices::pci::{ConfigPortsState, PciBusState, PciHotplugState, SLOTS, Slot};
+use devices::virtio::iommu::{DOMAINS_STATE_VERSION, DomainsState};
 use devices::virtio::pci::VirtioPciState;
 use serde::{Deserialize, Serialize};
 
@@ -67,7 +69,7 @@ pub(super) struct SavedDevice {
 
 /// Implements [`Saved`]: name, version, maximum bytes, maximum items.
 macro_rules! saved {
-    ($($type:ty: $name:literal, $version:literal, $max:expr $(, $items:expr)?;)*) => {$(
+    ($($type:ty: $name:literal, $version:expr, $max:expr $(, $items:expr)?;)*) => {$(
         impl Saved for $type {
             const NAME: &'static str = $name;
             const VERSION: u32 = $version;
@@ -92,6 +94,7 @@ saved! {
     VmState: "vm", 1, 4096;
     Vec<VcpuState>: "vcpu", 1, (CpuCount::MAX as u64) << 20, CpuCount::MAX as u32;
     SavedPlatform: "platform", 1, 1 << 16;
+    DomainsState: "iommu", DOMAINS_STATE_VERSION, 1 << 26;
     Vec<SavedDevice>: "device", 1, (SLOTS as u64) << 22, SLOTS as u32;
 }
 
@@ -104,6 +107,7 @@ pub(super) struct SavedMachine {
     /// By number.
     pub(super) vcpus: Vec<VcpuState>,
     pub(super) platform: SavedPlatform,
+    pub(super) iommu: Option<DomainsState>,
     /// In the order of attachment.
     pub(super) devices: Vec<SavedDevice>,
     /// Whether its vCPUs ran when it was saved.
@@ -114,7 +118,7 @@ pub(super) struct SavedMachine {
 
 impl SavedMachine {
     /// Returns the versions of the sections of [`SavedMachine::sections`], by name.
-    pub(super) fn versions() -> [(&'static str, u32); 5] {
+    pub(super) fn versions() -> [(&'static str, u32); 6] {
         fn of<T: Saved>() -> (&'static str, u32) {
             (T::NAME, T::VERSION)
         }
@@ -123,6 +127,7 @@ impl SavedMachine {
             of::<VmState>(),
             of::<Vec<VcpuState>>(),
             of::<SavedPlatform>(),
+            of::<DomainsState>(),
             of::<Vec<SavedDevice>>(),
         ]
     }
@@ -142,6 +147,9 @@ impl SavedMachine {
         sections.put(&self.vm)?;
         sections.put(&self.platform)?;
         sections.put(&self.vcpus)?;
+        if let Some(iommu) = &self.iommu {
+            sections.put(iommu)?;
+        }
         sections.put(&self.devices)?;
         Ok(sections)
     }
@@ -162,6 +170,7 @@ impl SavedMachine {
             vm: from.take()?,
             vcpus: from.take()?,
             platform: from.take()?,
+            iommu: from.take_optional()?,
             devices: from.take()?,
             ran,
             upgrades,

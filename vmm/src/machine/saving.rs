@@ -10,13 +10,14 @@
 //!                   those before it are restored)
 //!
 //!   restore: built ──> memory ──> interrupt controllers, clock ──> vCPUs ──> platform
-//!            ──> devices ──> runs
+//!            ──> IOMMU's domains ──> devices ──> runs
 //! ```
 //! Devices are saved before vCPUs: an interrupt that a device sent when it stopped is in a local
 //! APIC by then. Devices are restored after vCPUs, since each device that ran sends one spurious
 //! interrupt.
 
 use devices::virtio::block::engine::hung_disks;
+use devices::virtio::iommu::DomainsState;
 
 use super::error::{RequestError, SnapshotError};
 use super::parts::Machine;
@@ -94,6 +95,7 @@ impl Machine {
                 saved.ran = ran;
                 self.quiesced = Some(Quiesced {
                     devices: saved.devices.clone(),
+                    iommu: None,
                     ran,
                     quiesced_for,
                     arrived: None,
@@ -123,6 +125,7 @@ impl Machine {
                     power: self.power.save(),
                     generation: self.generation.save(),
                 },
+                iommu: self.device_manager.save_domains(),
                 devices,
                 ran: false,
                 upgrades: self.upgrade.count,
@@ -164,7 +167,8 @@ impl Machine {
             return Ok(());
         };
         if let Some(arrived) = quiesced.arrived {
-            if let Err(error) = self.restore_devices(&quiesced.devices, arrived == Arrived::Tried) {
+            let (devices, iommu) = (&quiesced.devices, quiesced.iommu.as_ref());
+            if let Err(error) = self.restore_devices(devices, iommu, arrived == Arrived::Tried) {
                 // Reset, so that no device works for the guest and a second attempt is possible.
                 self.device_manager.reset_all();
                 self.quiesced = Some(Quiesced {
@@ -208,7 +212,8 @@ impl Machine {
                 .renew(self.ram.memory())
                 .map_err(Error::failed("making a generation ID"))?;
         }
-        self.restore_devices(&saved.devices, past == Past::Returned)?;
+        let iommu = saved.iommu.as_ref();
+        self.restore_devices(&saved.devices, iommu, past == Past::Returned)?;
         self.start(paused);
         Ok(())
     }
@@ -225,6 +230,7 @@ impl Machine {
         self.requests.publish_boot(true);
         self.quiesced = Some(Quiesced {
             devices: saved.devices,
+            iommu: saved.iommu,
             ran: saved.ran,
             quiesced_for: QuiescedFor::Migration,
             arrived: Some(Arrived::AtRest),
@@ -247,7 +253,13 @@ impl Machine {
     }
 
     /// Restores the devices, which work from here on.
-    fn restore_devices(&mut self, saved: &[SavedDevice], again: bool) -> Result<(), SnapshotError> {
+    fn restore_devices(
+        &mut self,
+        saved: &[SavedDevice],
+        iommu: Option<&DomainsState>,
+        again: bool,
+    ) -> Result<(), SnapshotError> {
+        self.device_manager.restore_domains(iommu)?;
         self.device_manager.restore(saved, again)?;
         self.publish();
         self.pci.remap();

@@ -25,7 +25,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::{PartialSchema, ToSchema};
 use vdpa_mgmt::NetConfig;
-use vmm::config::{DiskConfig, VmConfig};
+use vmm::config::{DiskConfig, IommuConfig, VmConfig};
 
 pub(crate) use self::body::{VmBody, VmPatch, refused};
 pub(crate) use self::name::{OWNER, VmName, bad_vm_name, owned_by};
@@ -36,8 +36,9 @@ use crate::error::Error;
 const DEVICE_NAME_MAX: usize = 63;
 /// The longest name of a disk, in bytes: the guest reads it as the disk's serial number.
 const DISK_NAME_MAX: usize = 20;
-/// A device that every VM has.
+/// Devices that every VM has, or may have.
 const RNG: &str = "rng";
+const IOMMU: &str = "iommu";
 
 /// The desired spec of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,8 +100,11 @@ impl VmSpec {
 
     /// The VM without devices. A process keeps it until its end, while devices come and go.
     pub(crate) fn fixed(&self) -> VmConfig {
+        let behind = self.nics.iter().any(NicSpec::is_behind_iommu);
+        let iommu = self.machine.iommu;
         VmConfig {
             disks: Vec::new(),
+            iommu: iommu.or_else(|| behind.then(IommuConfig::default)),
             ..self.machine.clone()
         }
     }
@@ -210,7 +214,7 @@ impl VmSpec {
             )));
         }
         let nics = self.nics.iter().map(|nic| nic.id().as_str());
-        let mut names = BTreeSet::from([RNG]);
+        let mut names = BTreeSet::from([RNG, IOMMU]);
         match nics.chain(ids).find(|id| !names.insert(*id)) {
             Some(id) => Err(Error::invalid(format!(
                 "another device of the VM has the id {id}: give this one another id"

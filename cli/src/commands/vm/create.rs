@@ -103,6 +103,7 @@ Keys of --nic, and of [[nics]] in a file:
   mac=MAC          the address that the guest sees
   mac_lock=on|off  whether the guest may change neither its address nor the device's filters
   doorbell=auto|on|off         whether kicks reach the device without an exit
+  iommu=on|off     whether the guest's IOMMU decides which memory the device reaches
   stall_kick=on|off                if a queue hangs, kick it and interrupt its driver once
   backup=NIC     with from: a backup device, created like the first; it takes over, once, if the
                    first one reports that it needs a reset

@@ -21,7 +21,6 @@ use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,13 +28,12 @@ use std::time::{Duration, Instant};
 use io_uring::register::Restriction;
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
-use vdpa::memory::GuestMemory;
+use vdpa::memory::DeviceMemory;
 use vdpa::ring::Piece;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestAddress, GuestMemory as _, GuestMemoryError, Permissions};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::super::backend::SharedMemory;
 use super::disk::Disk;
 use super::request::{Io, Transfer};
 use crate::Error;
@@ -116,13 +114,18 @@ impl fmt::Debug for Vectors {
 
 impl Vectors {
     /// Returns the memory of `data` after its first `skip` bytes.
-    fn new(memory: &GuestMemory, data: &[Piece], mut skip: u64) -> Result<Self, GuestMemoryError> {
+    fn new(
+        memory: &DeviceMemory,
+        data: &[Piece],
+        mut skip: u64,
+        access: Permissions,
+    ) -> Result<Self, GuestMemoryError> {
         let mut vectors = Vec::with_capacity(data.len());
         for piece in data {
             let address = GuestAddress(piece.iova);
             let len = usize::try_from(piece.len)
                 .map_err(|_| GuestMemoryError::InvalidGuestAddress(address))?;
-            for slice in memory.get_slices(address, len, Permissions::ReadWrite)? {
+            for slice in memory.get_slices(address, len, access)? {
                 let slice = slice?;
                 let len = slice.len();
                 let passed = usize::try_from(skip).unwrap_or(len).min(len);
@@ -138,6 +141,16 @@ impl Vectors {
         }
         Ok(Self(vectors))
     }
+}
+
+/// Returns the memory of an operation after its first `skip` bytes.
+fn vectors(io: &Io, memory: &DeviceMemory, skip: u64) -> io::Result<Vectors> {
+    let (transfer, access) = match io {
+        Io::Read(transfer) => (transfer, Permissions::Write),
+        Io::Write(transfer) => (transfer, Permissions::Read),
+        Io::Flush => return Ok(Vectors(Vec::new())),
+    };
+    Vectors::new(memory, &transfer.data, skip, access).map_err(io::Error::other)
 }
 
 #[derive(Debug)]
@@ -174,7 +187,7 @@ pub(crate) struct Engine {
     ring: ManuallyDrop<IoUring>,
     completed: EventFd,
     disk: Disk,
-    memory: SharedMemory,
+    memory: DeviceMemory,
     slots: Vec<Option<Slot>>,
     free: Vec<u16>,
     bytes: u64,
@@ -200,7 +213,7 @@ impl Engine {
     ///
     /// # Errors
     /// io_uring cannot be used.
-    pub(crate) fn new(disk: Disk, memory: SharedMemory) -> Result<Self, Error> {
+    pub(crate) fn new(disk: Disk, memory: DeviceMemory) -> Result<Self, Error> {
         let completed = vdpa::eventfd::new().map_err(unavailable)?;
         let ring = restricted_ring(&completed).map_err(unavailable)?;
         Ok(Self {
@@ -256,12 +269,7 @@ impl Engine {
     /// There is no room (see [`Engine::has_room`]), or the data is not in guest memory. Nothing was
     /// queued then.
     pub(crate) fn start(&mut self, ticket: Ticket, io: Io) -> io::Result<()> {
-        let vectors = match &io {
-            Io::Read(transfer) | Io::Write(transfer) => {
-                Vectors::new(&self.memory, &transfer.data, 0).map_err(io::Error::other)?
-            }
-            Io::Flush => Vectors(Vec::new()),
-        };
+        let vectors = vectors(&io, &self.memory, 0)?;
         let index = self.free.pop().ok_or(io::ErrorKind::WouldBlock)?;
         let slot = Slot {
             ticket,
@@ -406,10 +414,8 @@ impl Engine {
             .slots
             .get_mut(usize::from(index))
             .and_then(Option::as_mut)
-            && let Some(transfer) = slot.transfer()
         {
-            slot.vectors =
-                Vectors::new(&self.memory, &transfer.data, slot.done).map_err(io::Error::other)?;
+            slot.vectors = vectors(&slot.io, &self.memory, slot.done)?;
         }
         self.enqueue(index)
     }
@@ -469,7 +475,7 @@ impl Drop for Engine {
             let slots = std::mem::take(&mut self.slots);
             // The duplicate keeps the image's lock.
             let file = self.disk.file().try_clone();
-            outlive(ring, in_flight, (slots, Arc::clone(&self.memory), file));
+            outlive(ring, in_flight, (slots, self.memory.clone(), file));
         }
     }
 }
@@ -554,7 +560,7 @@ fn judge(slot: &mut Slot, result: i32, may_resume: bool) -> Progress {
 }
 
 /// Marks the kernel's writes, which bypass the bitmap.
-fn mark_dirty(memory: &GuestMemory, data: &[Piece]) {
+fn mark_dirty(memory: &DeviceMemory, data: &[Piece]) {
     for piece in data {
         let Ok(len) = usize::try_from(piece.len) else {
             continue;

@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use vdpa::memory::GuestMemory;
+use vdpa::memory::DeviceMemory;
 use vdpa::ring::Piece;
 use vdpa::ring::guest::access;
 use virtio_bindings::virtio_blk::{
@@ -47,9 +47,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::backend::{
-    Activation, Backend, Event, Outcome, QueueChange, QueueRole, SavedState, SharedMemory,
-};
+use super::backend::{Activation, Backend, Event, Outcome, QueueChange, QueueRole, SavedState};
 use super::saved_state;
 use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, active, inactive};
 use super::userspace_queue::{Kick, UserspaceQueue};
@@ -93,7 +91,7 @@ struct Saved {
 /// The block device.
 #[derive(Debug)]
 pub struct Block {
-    memory: SharedMemory,
+    memory: DeviceMemory,
     engine: Engine,
     limiter: Option<Limiter>,
     id: [u8; ID_LEN],
@@ -109,7 +107,8 @@ impl Block {
     ///
     /// # Errors
     /// An invalid `id`, or io_uring is not available.
-    pub fn new(disk: Disk, id: &str, memory: SharedMemory) -> Result<Self, Error> {
+    pub fn new(disk: Disk, id: &str, memory: impl Into<DeviceMemory>) -> Result<Self, Error> {
+        let memory = memory.into();
         let mut padded = [0; ID_LEN];
         padded
             .get_mut(..id.len())
@@ -127,7 +126,7 @@ impl Block {
                 features: features(&disk),
                 max_size: QUEUE_SIZE,
             },
-            engine: Engine::new(disk, Arc::clone(&memory))?,
+            engine: Engine::new(disk, memory.clone())?,
             memory,
             limiter: None,
             id: padded,
@@ -206,7 +205,7 @@ impl Block {
 /// Returns the next request; `None` if there is none and the driver was asked to kick.
 fn next_request(
     queue: &mut UserspaceQueue,
-    memory: &GuestMemory,
+    memory: &DeviceMemory,
     limits: &Limits,
 ) -> Result<Option<Request>, Error> {
     for _ in 0..2 {
@@ -226,7 +225,7 @@ fn next_request(
 fn begin(
     engine: &mut Engine,
     queue: &mut UserspaceQueue,
-    memory: &GuestMemory,
+    memory: &DeviceMemory,
     id: &[u8; ID_LEN],
     request: Request,
 ) -> Result<(), Error> {
@@ -252,7 +251,7 @@ fn begin(
 
 /// Writes as much of the identification string as fits.
 fn write_id(
-    memory: &GuestMemory,
+    memory: &DeviceMemory,
     id: &[u8; ID_LEN],
     data: &[Piece],
 ) -> Result<u64, vm_memory::GuestMemoryError> {
@@ -267,7 +266,7 @@ fn write_id(
 }
 
 /// Reports a finished operation to the driver.
-fn report(queue: &mut UserspaceQueue, memory: &GuestMemory, done: Done) -> Result<(), Error> {
+fn report(queue: &mut UserspaceQueue, memory: &DeviceMemory, done: Done) -> Result<(), Error> {
     match done.result {
         Ok(written) => answer(queue, memory, done.ticket, Status::Ok, written),
         Err(_) => answer(queue, memory, done.ticket, Status::IoError, 0),
@@ -278,7 +277,7 @@ fn report(queue: &mut UserspaceQueue, memory: &GuestMemory, done: Done) -> Resul
 /// it.
 fn answer(
     queue: &mut UserspaceQueue,
-    memory: &GuestMemory,
+    memory: &DeviceMemory,
     ticket: Ticket,
     status: Status,
     written: u64,
@@ -334,7 +333,7 @@ impl Block {
                 | 1 << virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED,
             ..self.offer
         };
-        let memory = Arc::clone(&self.memory);
+        let memory = self.memory.clone();
         self.started(SingleQueue::activate(activation, packed, memory)?);
         Ok(())
     }
@@ -397,11 +396,15 @@ impl Backend for Block {
         self.offer.check(features)
     }
 
+    fn memory(&self) -> Option<&DeviceMemory> {
+        Some(&self.memory)
+    }
+
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
         if self.active.is_some() || self.is_resetting() {
             return Err(active());
         }
-        let memory = Arc::clone(&self.memory);
+        let memory = self.memory.clone();
         self.started(SingleQueue::activate(activation, self.offer, memory)?);
         Ok(())
     }
@@ -512,7 +515,7 @@ impl Backend for Block {
         }
         // Saved before the driver was ready: there is nothing to start.
         if let Some(saved) = saved.active {
-            let memory = Arc::clone(&self.memory);
+            let memory = self.memory.clone();
             self.started(SingleQueue::restore(saved, activation, self.offer, memory)?);
         }
         Ok(())

@@ -11,7 +11,7 @@
 //! ```
 //! Descriptor boundaries inside that have no meaning (2.7.4).
 
-use vdpa::memory::GuestMemory;
+use vdpa::memory::DeviceMemory;
 use vdpa::ring::{Chain, Piece};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH,
@@ -122,7 +122,7 @@ pub(crate) struct Limits {
 /// The chain has no room for a header or for a status byte. Every other fault of a request is
 /// reported as its status.
 pub(crate) fn parse(
-    memory: &GuestMemory,
+    memory: &DeviceMemory,
     chain: &Chain,
     limits: &Limits,
 ) -> Result<Request, Error> {
@@ -154,7 +154,7 @@ pub(crate) fn parse(
 }
 
 /// Reads the header and returns the rest of the readable part.
-fn take_header(memory: &GuestMemory, readable: &[Piece]) -> Option<([u8; HEADER], Vec<Piece>)> {
+fn take_header(memory: &DeviceMemory, readable: &[Piece]) -> Option<([u8; HEADER], Vec<Piece>)> {
     let mut header = [0; HEADER];
     let mut missing = &mut header[..];
     let mut rest = Vec::with_capacity(readable.len());
@@ -246,7 +246,7 @@ mod tests {
     }
 
     fn parsed(kind: u32, sector: u64, readable: u32, writable: u32, limits: &Limits) -> Operation {
-        let memory = memory();
+        let memory = DeviceMemory::from(memory());
         memory
             .write_slice(&header(kind, sector), GuestAddress(BUFFERS))
             .unwrap();
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn framing_has_no_meaning() {
-        let memory = memory();
+        let memory = DeviceMemory::from(memory());
         for (index, byte) in (0..).zip(header(VIRTIO_BLK_T_IN, 5)) {
             // One byte per descriptor, backwards in memory.
             memory
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn without_header_or_status_there_is_no_request() {
-        let memory = memory();
+        let memory = DeviceMemory::from(memory());
         for pieces in [
             vec![writes(BUFFERS, 1)],
             vec![reads(BUFFERS, 15), writes(BUFFERS, 1)],
@@ -377,7 +377,7 @@ mod tests {
             lens in proptest::collection::vec(1..0x1000u32, 1..6),
             status_len in 1..0x1000u32,
         ) {
-            let memory = memory();
+            let memory = DeviceMemory::from(memory());
             memory.write_slice(&header(kind, sector), GuestAddress(BUFFERS)).unwrap();
             let mut pieces = vec![reads(BUFFERS, 16)];
             pieces.extend(lens.iter().map(|&len| reads(BUFFERS + 0x1000, len)));

@@ -6,10 +6,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::{ProptestConfig, any, prop_assert, proptest};
+use vdpa::iotlb::Access;
+use vdpa::iova::{IovaRange, PAGE_SIZE};
+use vdpa::memory::{AddressSpace, Mode, Piece as Target};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
 };
 
+use super::super::backend::SharedMemory;
 use super::super::userspace_queue::driver::{
     BUFFERS, Buffer, Driver, RAM, memory, readable, writable,
 };
@@ -59,10 +63,15 @@ fn pattern() -> Vec<u8> {
 }
 
 fn rig_with(read_only: bool, features: u64) -> Rig {
+    let memory = memory();
+    rig_over(Arc::clone(&memory).into(), &memory, read_only, features)
+}
+
+fn rig_over(memory: DeviceMemory, ram: &SharedMemory, read_only: bool, features: u64) -> Rig {
     let file = TempFile::new(&pattern());
-    let driver = Driver::new(&memory(), SIZE);
+    let driver = Driver::new(ram, SIZE);
     let disk = Disk::open(file.path(), read_only).unwrap();
-    let mut block = Block::new(disk, "disk0", Arc::clone(&driver.memory)).unwrap();
+    let mut block = Block::new(disk, "disk0", memory).unwrap();
     assert_eq!(block.events(&[Arc::clone(&driver.kick)]).len(), 2);
     let features = block.features() & features;
     block.negotiate(features).unwrap();
@@ -121,6 +130,47 @@ impl Rig {
         assert_eq!(id, u32::from(head));
         (self.driver.read(STATUS), len)
     }
+}
+
+#[test]
+fn a_disk_behind_an_iommu_reaches_only_mapped_pages() {
+    let data = BUFFERS + 0x1_0000;
+    let at = |number: u64| data + number * PAGE_SIZE;
+    let ram = memory();
+    let space = AddressSpace::new(IovaRange::ALL);
+    space.change(|space| {
+        space.set_mode(Mode::Mapped);
+        for page in (0..RAM as u64).step_by(4096) {
+            // Two pages of data are swapped, one is read-only and one not mapped.
+            let (gpa, access) = match page {
+                _ if page == at(0) => (at(1), Access::ReadWrite),
+                _ if page == at(1) => (at(0), Access::ReadWrite),
+                _ if page == at(2) => (page, Access::ReadOnly),
+                _ if page == at(3) => continue,
+                _ => (page, Access::ReadWrite),
+            };
+            let range = IovaRange::from_size(page, PAGE_SIZE).unwrap();
+            space.map(range, Target { gpa, access }).unwrap();
+        }
+    });
+    let memory = DeviceMemory::behind(Arc::clone(&ram), Arc::new(space));
+    let mut rig = rig_over(memory, &ram, false, u64::MAX);
+    let read = rig.request(VIRTIO_BLK_T_IN, 0, &[writable(data, 0x2000)]);
+    assert_eq!(read, (0, 0x2001));
+    assert_eq!(rig.driver.bytes(at(1), 0x1000), pattern()[..0x1000]);
+    assert_eq!(rig.driver.bytes(at(0), 0x1000), pattern()[0x1000..0x2000]);
+    rig.driver.clean();
+    rig.request(VIRTIO_BLK_T_IN, 0, &[writable(data, 0x200)]);
+    assert!(rig.driver.dirty(at(1)) && !rig.driver.dirty(at(0)));
+
+    rig.driver.fill(at(2), &[7; 0x200]);
+    let written = rig.request(VIRTIO_BLK_T_OUT, 8, &[readable(at(2), 0x200)]);
+    assert_eq!(written, (0, 1));
+    let content = std::fs::read(rig.file.path()).unwrap();
+    assert_eq!(content[8 * 512..9 * 512], [7; 512]);
+
+    rig.add(0, VIRTIO_BLK_T_OUT, 8, &[readable(at(3) - 0x100, 0x200)]);
+    assert!(rig.block.process(KICK).needs_reset);
 }
 
 #[test]
@@ -534,7 +584,7 @@ fn requests_in_flight_are_bounded() {
     driver.write(HEADER, VIRTIO_BLK_T_IN);
     block.engine = Engine::new(
         Disk::for_test(File::open("/dev/null").unwrap(), 1 << 20),
-        Arc::clone(&driver.memory),
+        block.memory.clone(),
     )
     .unwrap();
     let mut buffers = vec![readable(HEADER, 16)];
@@ -551,10 +601,10 @@ fn requests_in_flight_are_bounded() {
     let queue = block.active.as_mut().unwrap().queue().unwrap();
     let mut begun = 0;
     while block.engine.has_room() {
-        let request = next_request(queue, &driver.memory, &limits)
+        let request = next_request(queue, &block.memory, &limits)
             .unwrap()
             .unwrap();
-        begin(&mut block.engine, queue, &driver.memory, &block.id, request).unwrap();
+        begin(&mut block.engine, queue, &block.memory, &block.id, request).unwrap();
         begun += 1;
     }
     assert_eq!(begun, 7);

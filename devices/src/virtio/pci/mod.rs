@@ -22,7 +22,8 @@
 //! The backend can be replaced while the guest's driver keeps running: see `swap.rs`.
 //!
 //! A guest's kick to a notify page signals the queue's eventfd even when no ioeventfd is attached
-//! there. That takes no lock, so a kick never waits for another vCPU's register access.
+//! there. That takes no lock, so a kick never waits for another vCPU's register access. Only the
+//! kicks that a backend serves inline go through the lock: see [`Backend::serves_inline`].
 
 mod common;
 mod describe;
@@ -31,6 +32,7 @@ mod notify;
 mod saving;
 mod state;
 mod swap;
+mod translated;
 mod transport;
 
 use std::io;
@@ -38,6 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use vdpa::memory::DeviceMemory;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -63,6 +66,8 @@ use crate::pci::{Bar, Msix, PciFunction};
 pub struct VirtioPciDevice {
     transport: Mutex<Transport>,
     kicks: Vec<Arc<EventFd>>,
+    /// The queues whose kicks the backend serves in the thread of the vCPU.
+    inline: Vec<usize>,
     /// The events of the current backend. Lock order: after the transport.
     events: Mutex<Vec<Event>>,
 }
@@ -136,12 +141,15 @@ impl VirtioPciDevice {
             "cannot create an eventfd for kicks; the limit of open files (ulimit -n) may be too \
              low",
         ))?;
-        let doorbells = NotifyDoorbells::new(doorbells, kicks.clone());
+        let inline = (0..queues).filter(|queue| backend.serves_inline(*queue));
+        let inline: Vec<usize> = inline.map(usize::from).collect();
+        let doorbells = NotifyDoorbells::new(doorbells, kicks.clone(), &inline);
         let events = backend.events(&kicks);
         let transport = Transport::new(config_space, msix, calls, common, doorbells, backend);
         Ok(Self {
             transport: Mutex::new(transport),
             kicks,
+            inline,
             events: Mutex::new(events),
         })
     }
@@ -272,7 +280,7 @@ impl VirtioPciDevice {
     /// Passes to `visit` all queues on which the device works now, or worked when it was saved, in
     /// the order of their indices. `visit` must be quick and must not call this device: a vCPU may
     /// wait for it.
-    pub fn running_rings(&self, visit: impl FnMut(&RunningRing)) {
+    pub fn running_rings(&self, visit: impl FnMut(&RunningRing, Option<&DeviceMemory>)) {
         self.transport.lock().running_rings(visit);
     }
 
@@ -366,6 +374,7 @@ impl PciFunction for VirtioPciDevice {
             return;
         }
         match notified_queue(offset) {
+            Some(queue) if self.inline.contains(&queue) => self.transport.lock().kicked(queue),
             Some(queue) => kick(&self.kicks, queue),
             None => self.transport.lock().write_bar(offset, data),
         }

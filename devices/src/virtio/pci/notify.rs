@@ -54,8 +54,8 @@ fn forget(kick: &Arc<EventFd>) {
 /// The target of a guest's store to a queue's notify page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KickPath {
-    /// The VMM's threads, which signal the eventfd: the BAR is not decoded, or nothing better is
-    /// available.
+    /// The VMM's threads, which signal the eventfd or serve the queue: the BAR is not decoded,
+    /// nothing better is available, or the backend serves the queue inline.
     Exit,
     /// The kick eventfd, inside KVM (ioeventfd).
     Eventfd,
@@ -76,6 +76,8 @@ struct NotifyPage {
     eventfd_at: Option<u64>,
     /// Where the doorbell is mapped.
     doorbell_at: Option<u64>,
+    /// No eventfd is attached: the vCPU serves the queue.
+    inline: bool,
 }
 
 impl NotifyPage {
@@ -99,7 +101,7 @@ impl NotifyPage {
             }
         }
         let mapped = place.is_some() && self.doorbell_at == place;
-        let eventfd_place = self.address.filter(|_| !mapped);
+        let eventfd_place = self.address.filter(|_| !mapped && !self.inline);
         if self.eventfd_at != eventfd_place {
             if let Some(address) = self.eventfd_at.take()
                 && let Err(error) = doorbells.detach(address, kick)
@@ -149,10 +151,19 @@ pub(super) struct NotifyDoorbells {
 }
 
 impl NotifyDoorbells {
-    pub(super) fn new(doorbells: Arc<dyn Doorbells>, kicks: Vec<Arc<EventFd>>) -> Self {
+    /// The queues in `inline` get no eventfd.
+    pub(super) fn new(
+        doorbells: Arc<dyn Doorbells>,
+        kicks: Vec<Arc<EventFd>>,
+        inline: &[usize],
+    ) -> Self {
+        let page = |queue| NotifyPage {
+            inline: inline.contains(&queue),
+            ..NotifyPage::default()
+        };
         Self {
             doorbells,
-            pages: kicks.iter().map(|_| NotifyPage::default()).collect(),
+            pages: (0..kicks.len()).map(page).collect(),
             kicks,
         }
     }

@@ -280,11 +280,27 @@ impl Transport {
         }
         let identity = identity(&mut *self.backend).map_err(refused)?;
         self.view_with(Some(identity)).fits(replacement)?;
+        self.enter_space(replacement).map_err(refused)?;
         match self.phase {
             Phase::Agreed | Phase::Active | Phase::Failing => replacement
                 .negotiate(self.common.driver_features())
                 .map_err(refused),
             Phase::Inactive | Phase::Resetting | Phase::Broken | Phase::Saved => Ok(()),
+        }
+    }
+
+    /// Puts a replacement behind the guest's IOMMU where the old device is. Both reach it until the
+    /// old one is closed.
+    fn enter_space(&mut self, replacement: &mut dyn Backend) -> Result<(), Error> {
+        match (self.backend.translated(), replacement.translated()) {
+            (None, None) => Ok(()),
+            (Some(old), Some(new)) => match old.space() {
+                Some(space) => new.enter(&space),
+                None => Ok(()),
+            },
+            _ => Err(Error::other(
+                "only one of the two devices is behind the guest's IOMMU",
+            )),
         }
     }
 

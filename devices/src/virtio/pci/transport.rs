@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use tracing::{debug, error, warn};
 use vdpa::causes::in_one_line;
+use vdpa::memory::DeviceMemory;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -197,7 +198,7 @@ impl Transport {
 
     pub(super) fn write_bar(&mut self, offset: u64, data: &[u8]) {
         if let Some(queue) = notified_queue(offset) {
-            kick(self.doorbells.kicks(), queue);
+            self.kicked(queue);
             return;
         }
         match Region::of(offset) {
@@ -433,6 +434,19 @@ impl Transport {
         }
     }
 
+    /// The guest stored to the notify page of `queue`.
+    pub(super) fn kicked(&mut self, queue: usize) {
+        let inline = u16::try_from(queue).ok();
+        match inline.filter(|queue| self.backend.serves_inline(*queue)) {
+            Some(queue) if self.phase == Phase::Active => {
+                let outcome = self.backend.kicked(queue);
+                self.take(outcome);
+            }
+            Some(_) => {}
+            None => kick(self.doorbells.kicks(), queue),
+        }
+    }
+
     // ---- the device's side ----
 
     /// Returns `true` if the device has just failed, its driver is not notified, and a backup will
@@ -566,20 +580,21 @@ impl Transport {
         DeviceDescription::new(self.backend.device_type(), &self.common, &self.doorbells)
     }
 
-    /// Passes the queues on which the backend works now to `visit`.
-    pub(super) fn running_rings(&self, mut visit: impl FnMut(&RunningRing)) {
+    /// Passes the queues on which the backend works now to `visit`, with the memory of their rings.
+    pub(super) fn running_rings(&self, mut visit: impl FnMut(&RunningRing, Option<&DeviceMemory>)) {
         if !matches!(self.phase, Phase::Active | Phase::Saved) {
             return;
         }
         let packed = self.common.driver_features() & (1 << VIRTIO_F_RING_PACKED) != 0;
         for (index, queue) in self.common.enabled_queues() {
-            visit(&RunningRing {
+            let ring = RunningRing {
                 index,
                 addresses: queue.addresses,
                 packed,
                 role: self.backend.queue_role(index),
                 start: self.starts,
-            });
+            };
+            visit(&ring, self.backend.memory());
         }
     }
 

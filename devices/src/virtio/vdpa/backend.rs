@@ -6,6 +6,7 @@
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
+use vdpa::memory::DeviceMemory;
 use vdpa::relay::Strategy;
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_config::{VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_NEEDS_RESET};
@@ -22,7 +23,7 @@ use crate::Error;
 use crate::hypervisor::DoorbellPage;
 use crate::virtio::backend::{
     Activation, Backend, Event, Hardware, Outcome, QueueChange, QueueRole, ReplacedDevice,
-    SavedState,
+    SavedState, Translated,
 };
 
 const TOKEN_CONFIG: u16 = 0;
@@ -115,6 +116,10 @@ impl Backend for VdpaBackend {
         Ok(())
     }
 
+    fn memory(&self) -> Option<&DeviceMemory> {
+        Some(&self.rings.memory)
+    }
+
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
         self.or_stop(|backend| backend.start_fresh(activation))
     }
@@ -204,6 +209,14 @@ impl Backend for VdpaBackend {
 
     fn hardware(&mut self) -> Option<&mut dyn Hardware> {
         Some(self)
+    }
+
+    fn translated(&mut self) -> Option<&mut dyn Translated> {
+        if self.translation.is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 }
 

@@ -35,6 +35,7 @@ use vdpa::control_queue::queue::ANSWER_TIMEOUT;
 use vdpa::control_queue::{Answer, Command, ControlQueue, ControlState, Limits, Placement};
 use vdpa::device::Device;
 use vdpa::iotlb::Iotlb;
+use vdpa::memory::DeviceMemory;
 use vdpa::ring::{Chain, Piece, RingFeatures};
 use vdpa::window::PrivateWindow;
 use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
@@ -48,7 +49,7 @@ use super::offer::Negotiation;
 use super::rings::WINDOW;
 use super::saved::SavedControl;
 use crate::Error;
-use crate::virtio::backend::{Queue, SharedMemory};
+use crate::virtio::backend::Queue;
 use crate::virtio::userspace_queue::{SavedQueue, UserspaceQueue};
 
 #[cfg(any(test, feature = "fuzz"))]
@@ -96,7 +97,7 @@ struct Forwarded {
 #[derive(Debug)]
 struct Guest {
     queue: UserspaceQueue,
-    memory: SharedMemory,
+    memory: DeviceMemory,
     forwarded: Option<Forwarded>,
 }
 
@@ -215,9 +216,9 @@ impl Control {
         saved: Option<SavedQueue>,
         max_size: u16,
         ring: RingFeatures,
-        memory: &SharedMemory,
+        memory: &DeviceMemory,
     ) -> Result<(), Error> {
-        let shared = Arc::clone(memory);
+        let shared = memory.clone();
         let queue = match saved {
             None => UserspaceQueue::new(queue, max_size, ring, shared),
             Some(saved) => UserspaceQueue::restore(queue, saved, max_size, ring, shared),
@@ -226,7 +227,7 @@ impl Control {
         self.watch(ControlOperation::Add, queue.kick().fd())?;
         self.guest = Some(Guest {
             queue,
-            memory: Arc::clone(memory),
+            memory: memory.clone(),
             forwarded: None,
         });
         Ok(())
@@ -452,7 +453,7 @@ impl AsRawFd for Control {
 }
 
 /// Returns the bytes of a command; `None` if it is longer than any command.
-fn read_command(chain: &Chain, memory: &SharedMemory) -> Option<Vec<u8>> {
+fn read_command(chain: &Chain, memory: &DeviceMemory) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     for piece in chain.split().0 {
         let len = usize::try_from(piece.len).ok()?;

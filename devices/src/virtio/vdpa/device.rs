@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use vdpa::control_queue::{Command, Limits, queue_index};
 use vdpa::device::{ClosedDevice, Device};
+use vdpa::memory::DeviceMemory;
 use vdpa::netdev::VirtioNetConfig;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 use vmm_sys_util::eventfd::EventFd;
@@ -16,13 +17,13 @@ use super::control::Control;
 use super::doorbells::DoorbellMode;
 use super::eventfd::{new_eventfd, signal};
 use super::identity::read_net_config;
-use super::offer::Negotiation;
+use super::offer::{Negotiation, Settings};
 use super::overlay::NetOverlay;
 use super::poller::Poller;
 use super::rings::Rings;
+use super::translated::Translation;
 use super::write_log::{self, WriteLog};
 use crate::Error;
-use crate::virtio::backend::SharedMemory;
 
 /// The device, and how it is presented to the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub struct VdpaOptions {
     pub num_queues: Option<u16>,
     /// Whether the guest gets the device's doorbells.
     pub doorbell: DoorbellMode,
+    /// Whether the guest's IOMMU decides which memory the device reaches.
+    pub iommu: bool,
 }
 
 /// A vhost-vdpa device behind a virtio transport; see the module.
@@ -47,6 +50,8 @@ pub struct VdpaBackend {
     pub(super) rings: Rings,
     pub(super) net: NetOverlay,
     pub(super) log: WriteLog,
+    /// `None`: the device reaches all of guest RAM.
+    pub(super) translation: Option<Translation>,
     /// The device's control queue, if it offers one.
     pub(super) control: Option<Control>,
     pub(super) negotiation: Option<Negotiation>,
@@ -59,15 +64,20 @@ pub struct VdpaBackend {
 }
 
 impl VdpaBackend {
-    /// Opens the device and maps guest RAM for it, once for the VM's life. `ram_end` is the first
+    /// Opens the device and maps guest RAM for it, once for the VM's life. A device behind the
+    /// guest's IOMMU reaches nothing yet. `ram_end` is the first
     /// address above the most RAM that the machine can ever have; the VMM's private window lies
     /// above it.
     ///
     /// # Errors
     /// The device cannot be opened, or cannot be given to a guest with these options.
-    pub fn open(options: &VdpaOptions, memory: SharedMemory, ram_end: u64) -> Result<Self, Error> {
+    pub fn open(
+        options: &VdpaOptions,
+        memory: impl Into<DeviceMemory>,
+        ram_end: u64,
+    ) -> Result<Self, Error> {
         let device = Device::open(&options.path).map_err(Error::as_it_is)?;
-        Self::new(device, options, memory, ram_end)
+        Self::new(device, options, memory.into(), ram_end)
     }
 
     /// As [`VdpaBackend::open`], for a device that the caller opened; the path is ignored.
@@ -77,17 +87,17 @@ impl VdpaBackend {
     pub fn from_fd(
         fd: OwnedFd,
         options: &VdpaOptions,
-        memory: SharedMemory,
+        memory: impl Into<DeviceMemory>,
         ram_end: u64,
     ) -> Result<Self, Error> {
         let device = Device::from_fd(fd).map_err(Error::as_it_is)?;
-        Self::new(device, options, memory, ram_end)
+        Self::new(device, options, memory.into(), ram_end)
     }
 
     fn new(
         device: Device,
         options: &VdpaOptions,
-        memory: SharedMemory,
+        memory: DeviceMemory,
         ram_end: u64,
     ) -> Result<Self, Error> {
         let (device, iotlb) = device.own()?;
@@ -100,19 +110,19 @@ impl VdpaBackend {
         }
         let queues = device.info().queues.iter();
         let max_sizes = queues.map(|queue| queue.max_size).collect();
-        let net = NetOverlay::new(&device, &options.id, options.mac, options.mac_lock)?;
-        let mut rings = Rings::new(
-            device,
-            iotlb,
-            &options.id,
-            options.doorbell,
-            memory,
-            ram_end,
-        )?;
+        let settings = Settings {
+            mac_given: options.mac.is_some(),
+            mac_lock: options.mac_lock,
+            translated: options.iommu,
+        };
+        let net = NetOverlay::new(&device, &options.id, options.mac, settings)?;
+        let mut rings = Rings::new(device, iotlb, options, memory, ram_end)?;
+        let own = rings.memory.space().cloned();
         let control = (rings.is_net() && net.offer.passes(VIRTIO_NET_F_CTRL_VQ))
             .then(|| Control::new(&mut rings.window))
             .transpose()?;
         Ok(Self {
+            translation: own.map(|own| Translation::new(own, rings.memory.ram())),
             rings,
             net,
             log: WriteLog {
@@ -136,6 +146,8 @@ impl VdpaBackend {
     }
 
     pub(super) fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, Error> {
+        self.net.offer.check(features)?;
+        self.unblock()?;
         if self.rings.is_net() {
             self.net.negotiated_config = Some(read_net_config(&self.rings.device)?);
         }
@@ -289,7 +301,7 @@ impl VdpaBackend {
         if let Some(relays) = relays.flatten() {
             self.rings.end_relays(relays);
         }
-        write_log::mark(&self.rings.memory, &untracked_writes);
+        write_log::mark(self.rings.memory.ram(), &untracked_writes);
     }
 
     /// Records that the device works again only after a reset. Control commands are answered ERR
@@ -308,6 +320,9 @@ impl VdpaBackend {
         self.rings.queues.clear();
         self.fail();
         self.closed = true;
+        if let Some(translation) = &mut self.translation {
+            translation.closed = true;
+        }
         let Rings {
             device,
             iotlb,

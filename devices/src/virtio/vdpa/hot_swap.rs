@@ -33,9 +33,8 @@
 //! Owns these rules. It must not know who chooses the next device, nor in what order both are
 //! called.
 
-use std::sync::Arc;
-
 use vdpa::device::VringBase;
+use vdpa::memory::DeviceMemory;
 use vdpa::ring::{RingFeatures, Violation, packed, split};
 use vdpa::uapi::BackendFeatures;
 use vm_memory::{Bytes, GuestAddress};
@@ -44,7 +43,7 @@ use super::device::VdpaBackend;
 use super::identity::not_replaceable;
 use super::rings::{DataQueue, Rings, vring_addresses};
 use super::saved::{Saved, SavedRing};
-use crate::virtio::backend::{Activation, QueueAddresses, SharedMemory};
+use crate::virtio::backend::{Activation, QueueAddresses};
 use crate::{Error, ErrorKind};
 
 impl VdpaBackend {
@@ -184,7 +183,7 @@ impl Rings {
 /// A guest's ring, read without its device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ring<'a> {
-    pub(super) memory: &'a SharedMemory,
+    pub(super) memory: &'a DeviceMemory,
     pub(super) index: u16,
     pub(super) addresses: QueueAddresses,
 }
@@ -238,7 +237,7 @@ impl Ring<'_> {
     /// packed ring, now reset, has not used. `since`: the last device began there with nothing in
     /// flight; this counts if it has used nothing.
     fn packed_used(self, since: Option<VringBase>) -> Result<VringBase, Error> {
-        let (memory, vring) = (Arc::clone(self.memory), vring_addresses(&self.addresses));
+        let (memory, vring) = (self.memory.clone(), vring_addresses(&self.addresses));
         let ring = packed::GuestRing::new(memory, self.addresses.size, vring, false)
             .map_err(|_| self.outside_memory())?;
         let unknown = |source| {
@@ -298,7 +297,7 @@ impl Ring<'_> {
     /// entries behind its used index: see [`split::GuestRing::check_order`]. `since`: check only
     /// the buffers completed from there on.
     fn check_order(self, since: Option<u16>) -> Result<(), Error> {
-        let (memory, vring) = (Arc::clone(self.memory), vring_addresses(&self.addresses));
+        let (memory, vring) = (self.memory.clone(), vring_addresses(&self.addresses));
         let ring = split::GuestRing::new(memory, self.addresses.size, vring, false)
             .map_err(|_| self.outside_memory())?;
         let order = match since {

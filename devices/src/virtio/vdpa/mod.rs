@@ -37,6 +37,7 @@ mod restore;
 mod rings;
 mod saved;
 mod start;
+mod translated;
 mod write_log;
 
 #[cfg(any(test, feature = "fuzz"))]

@@ -6,6 +6,7 @@
 //! | GUEST_ANNOUNCE | STATUS and CTRL_VQ are passed on; the VMM sets the bit and takes the ack |
 //! | MAC | the device has no address but accepts CTRL_MAC_ADDR, and the user gives an address |
 //! | RING_RESET | the device can suspend and resume, and keeps ring positions |
+//! | ACCESS_PLATFORM | the guest's IOMMU decides what the device reaches; the driver must accept it |
 //!
 //! With `mac_lock` the guest gets no feature that changes its MAC address or a filter. The VMM then
 //! negotiates CTRL_MAC_ADDR and CTRL_RX with the device for itself. It sets the configured address.
@@ -20,13 +21,15 @@ use vdpa::device::{Device, DeviceInfo};
 use vdpa::features::{self, Policy};
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
-use virtio_bindings::virtio_config::VIRTIO_F_RING_RESET;
+use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_RING_RESET};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_RX_EXTRA,
     VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
     VIRTIO_NET_F_STATUS,
 };
+
+use crate::Error;
 
 /// The features that a guest is offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,15 +52,15 @@ const FILTERS: u64 = 1 << VIRTIO_NET_F_CTRL_MAC_ADDR
 /// Those that the VMM uses in the guest's place.
 const KEPT: u64 = 1 << VIRTIO_NET_F_CTRL_MAC_ADDR | 1 << VIRTIO_NET_F_CTRL_RX;
 
-/// The properties of a device apart from its features.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Abilities {
-    /// A queue can be reset while the device is suspended.
-    resets_queues: bool,
+/// The user's settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Settings {
     /// The user gives a MAC address.
-    mac_given: bool,
+    pub(super) mac_given: bool,
     /// The user locks the MAC address and the filters.
-    mac_lock: bool,
+    pub(super) mac_lock: bool,
+    /// The device is behind the guest's IOMMU.
+    pub(super) translated: bool,
 }
 
 /// The guest's negotiation, as far as it is needed later.
@@ -85,21 +88,13 @@ impl Offer {
     ///
     /// # Errors
     /// The device was not reset.
-    pub(super) fn new(
-        device: &Device,
-        id: &str,
-        mac_given: bool,
-        mac_lock: bool,
-    ) -> Result<Self, vdpa::Error> {
+    pub(super) fn new(device: &Device, id: &str, settings: Settings) -> Result<Self, vdpa::Error> {
         let info = device.info();
         let needed = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
-        let abilities = Abilities {
-            resets_queues: device.keeps_ring_positions()?
-                && device.backend_features().contains(needed),
-            mac_given,
-            mac_lock,
-        };
-        let (offer, withheld) = Self::decide(info, abilities);
+        // A queue can be reset while the device is suspended.
+        let resets_queues =
+            device.keeps_ring_positions()? && device.backend_features().contains(needed);
+        let (offer, withheld) = Self::decide(info, resets_queues, settings);
         for (bit, reason) in withheld {
             let name = features::name(bit, info.device_id).unwrap_or("unnamed");
             tracing::info!(device = %id, bit, name, %reason, "feature withheld from the guest");
@@ -109,9 +104,13 @@ impl Offer {
         Ok(offer)
     }
 
-    fn decide(info: &DeviceInfo, abilities: Abilities) -> (Self, Vec<(u32, features::Reason)>) {
+    fn decide(
+        info: &DeviceInfo,
+        resets_queues: bool,
+        settings: Settings,
+    ) -> (Self, Vec<(u32, features::Reason)>) {
         let is_net = info.device_id == VIRTIO_ID_NET;
-        let mac_lock = abilities.mac_lock && is_net;
+        let mac_lock = settings.mac_lock && is_net;
         let locked = if mac_lock { FILTERS } else { 0 };
         let policy = Policy { withhold: locked };
         let passed = features::pass_through(info.features, info.device_id, policy);
@@ -126,8 +125,9 @@ impl Offer {
         let takes_mac = is_net && sets_mac && !has(VIRTIO_NET_F_MAC);
         let own: u64 = [
             (VIRTIO_NET_F_GUEST_ANNOUNCE, announces),
-            (VIRTIO_NET_F_MAC, takes_mac && abilities.mac_given),
-            (VIRTIO_F_RING_RESET, abilities.resets_queues),
+            (VIRTIO_NET_F_MAC, takes_mac && settings.mac_given),
+            (VIRTIO_F_RING_RESET, resets_queues),
+            (VIRTIO_F_ACCESS_PLATFORM, settings.translated),
         ]
         .into_iter()
         .filter(|(_, offered)| *offered)
@@ -142,6 +142,25 @@ impl Offer {
         let withheld = passed.withheld.into_iter();
         let withheld = withheld.filter(|(bit, _)| own & (1 << bit) == 0).collect();
         (offer, withheld)
+    }
+
+    /// Whether the device is behind the guest's IOMMU.
+    pub(super) fn is_translated(self) -> bool {
+        self.own & 1 << VIRTIO_F_ACCESS_PLATFORM != 0
+    }
+
+    /// Checks the driver's choice.
+    ///
+    /// # Errors
+    /// The guest's IOMMU translates for the device, and the driver does not use it.
+    pub(super) fn check(self, chosen: u64) -> Result<(), Error> {
+        if !self.is_translated() || chosen & 1 << VIRTIO_F_ACCESS_PLATFORM != 0 {
+            return Ok(());
+        }
+        Err(Error::other(
+            "the driver does not accept ACCESS_PLATFORM, which a device behind the guest's IOMMU \
+             needs: use a driver that does, or start the VM without iommu=on",
+        ))
     }
 
     /// Returns all features that the guest is offered.
@@ -199,15 +218,14 @@ mod tests {
     const RING_RESET: u64 = 1 << VIRTIO_F_RING_RESET;
 
     fn offer(device_id: u32, features: u64, resets_queues: bool, mac_given: bool) -> Offer {
-        let abilities = Abilities {
-            resets_queues,
+        let settings = Settings {
             mac_given,
-            mac_lock: false,
+            ..Settings::default()
         };
-        decide(device_id, features, abilities)
+        decide(device_id, features, resets_queues, settings)
     }
 
-    fn decide(device_id: u32, features: u64, abilities: Abilities) -> Offer {
+    fn decide(device_id: u32, features: u64, resets_queues: bool, settings: Settings) -> Offer {
         let info = DeviceInfo {
             device_id,
             features,
@@ -218,7 +236,7 @@ mod tests {
             address_spaces: 1,
             queues: Vec::new(),
         };
-        Offer::decide(&info, abilities).0
+        Offer::decide(&info, resets_queues, settings).0
     }
 
     #[test]
@@ -258,14 +276,14 @@ mod tests {
 
     #[test]
     fn a_locked_guest_changes_neither_address_nor_filters_and_the_vmm_sets_the_address() {
-        let locked = Abilities {
-            resets_queues: false,
+        let locked = Settings {
             mac_given: true,
             mac_lock: true,
+            translated: false,
         };
         let has = VERSION_1 | CTRL_VQ | FILTERS;
         for (features, settable) in [(has | MAC, true), (has, true), (VERSION_1 | FILTERS, false)] {
-            let offer = decide(1, features, locked);
+            let offer = decide(1, features, false, locked);
             assert_eq!(offer.all() & FILTERS, 0, "{features:#x}");
             assert_eq!(offer.sets_mac(offer.all()), settable, "{features:#x}");
             let negotiated = offer.for_device(offer.all());
@@ -276,11 +294,34 @@ mod tests {
             assert_eq!(offer.has(VIRTIO_NET_F_MAC), settable, "{features:#x}");
         }
         // A driver without a control queue: the VMM has none either.
-        let offer = decide(1, has | MAC, locked);
+        let offer = decide(1, has | MAC, false, locked);
         assert_eq!(offer.for_device(VERSION_1 | MAC), VERSION_1 | MAC);
         assert!(!offer.sets_mac(VERSION_1 | MAC));
         // The same bits of a block device are not filters.
-        assert!(!decide(2, VERSION_1, locked).mac_lock);
+        assert!(!decide(2, VERSION_1, false, locked).mac_lock);
+    }
+
+    #[test]
+    fn the_driver_of_a_translated_device_must_accept_that() {
+        let translated = Settings {
+            translated: true,
+            ..Settings::default()
+        };
+        let bit = 1 << VIRTIO_F_ACCESS_PLATFORM;
+        for features in [VERSION_1, VERSION_1 | bit] {
+            let behind = decide(2, features, false, translated);
+            // The VMM negotiates it with the device itself.
+            assert_eq!(
+                (behind.all(), behind.for_device(behind.all())),
+                (VERSION_1 | bit, VERSION_1)
+            );
+            behind.check(VERSION_1 | bit).unwrap();
+            let error = behind.check(VERSION_1).unwrap_err();
+            assert!(error.to_string().contains("ACCESS_PLATFORM"), "{error}");
+            let plain = decide(2, features, false, Settings::default());
+            assert!(!plain.has(VIRTIO_F_ACCESS_PLATFORM));
+            plain.check(VERSION_1).unwrap();
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC}
 use super::announce::Announcement;
 use super::identity::{NetIdentity, not_replaceable, read_net_config};
 use super::mac::MacOverlay;
-use super::offer::{Negotiation, Offer};
+use super::offer::{Negotiation, Offer, Settings};
 use crate::Error;
 use crate::virtio::backend::ReplacedDevice;
 
@@ -36,9 +36,9 @@ impl NetOverlay {
         device: &Device,
         id: &str,
         mac: Option<[u8; 6]>,
-        mac_lock: bool,
+        settings: Settings,
     ) -> Result<Self, Error> {
-        let offer = Offer::new(device, id, mac.is_some(), mac_lock)?;
+        let offer = Offer::new(device, id, settings)?;
         Ok(Self {
             offer,
             mac: configured_mac(device, offer, mac)?,
@@ -77,7 +77,12 @@ impl NetOverlay {
         }
         let config = read_net_config(device)?;
         // An address that the VMM assigns changes the possible offer.
-        let offer = Offer::new(device, id, identity.mac.is_some(), self.offer.mac_lock)?;
+        let settings = Settings {
+            mac_given: identity.mac.is_some(),
+            mac_lock: self.offer.mac_lock,
+            translated: self.offer.is_translated(),
+        };
+        let offer = Offer::new(device, id, settings)?;
         check_identity(identity, config, offer, replaced.features)?;
         self.mac = configured_mac(device, offer, identity.mac)?;
         self.offer = offer;

@@ -22,12 +22,12 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vdpa::memory::DeviceMemory;
 use vdpa::relay::{Pause, Strategy, SvqSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::eventfd::signal;
 use crate::Error;
-use crate::virtio::backend::SharedMemory;
 
 /// Called first by each thread that polls.
 static AT_START: OnceLock<fn()> = OnceLock::new();
@@ -53,7 +53,7 @@ struct Shared {
     /// Notifies the backend's event loop that a queue is broken.
     failed: Arc<EventFd>,
     /// Where the device's writes are marked.
-    memory: SharedMemory,
+    memory: DeviceMemory,
 }
 
 /// The relays of one device with the thread that polls them; see the module.
@@ -77,7 +77,7 @@ impl Poller {
     /// The relays, and the reason why there is no thread.
     pub(super) fn new(
         set: SvqSet,
-        memory: &SharedMemory,
+        memory: &DeviceMemory,
         failed: &Arc<EventFd>,
     ) -> Result<Self, (SvqSet, Error)> {
         match Self::spawn(memory, failed) {
@@ -95,12 +95,12 @@ impl Poller {
     }
 
     /// Spawns a thread without relays.
-    fn spawn(memory: &SharedMemory, failed: &Arc<EventFd>) -> io::Result<Self> {
+    fn spawn(memory: &DeviceMemory, failed: &Arc<EventFd>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             park: AtomicBool::new(false),
             wake: vdpa::eventfd::new()?,
             failed: Arc::clone(failed),
-            memory: Arc::clone(memory),
+            memory: memory.clone(),
         });
         let (to, given) = sync_channel::<Box<SvqSet>>(1);
         let (back, from) = sync_channel(1);
@@ -197,7 +197,7 @@ impl Drop for Poller {
 /// Polls until the backend requests the relays.
 fn relay(set: &mut SvqSet, shared: &Shared) {
     while !shared.park.load(Ordering::Acquire) {
-        match set.poll(&*shared.memory) {
+        match set.poll(&shared.memory) {
             Ok(progress) => rest(set, shared, progress.pause),
             Err(error) => {
                 // Its driver has to reset the device; the other queues continue until then.

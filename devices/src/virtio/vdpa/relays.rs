@@ -276,7 +276,7 @@ impl VdpaBackend {
         let before: Vec<(u16, Strategy)> = set.strategies().collect();
         let changed = match plan.way {
             Way::InPlace => set
-                .change(&mut self.rings.device, &targets, &*self.rings.memory)
+                .change(&mut self.rings.device, &targets, &self.rings.memory)
                 .map_err(Error::relay),
             Way::Restart => {
                 set.can_restart().map_err(Error::relay)?;
@@ -354,7 +354,7 @@ impl VdpaBackend {
     ///   memory mapped -> FEATURES_OK -> control queue -> rings, DRIVER_OK -> commands replayed
     /// ```
     fn bring_up(&mut self, set: &mut SvqSet, targets: &[(u16, Strategy)]) -> Result<(), Error> {
-        let rings = set.prepare_start(targets, &[], &*self.rings.memory);
+        let rings = set.prepare_start(targets, &[], &self.rings.memory);
         let rings = rings.map_err(Error::relay)?;
         if let Err(source) = self.negotiate_again() {
             if self.rings.device.state() == State::Negotiated {

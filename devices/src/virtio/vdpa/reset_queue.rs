@@ -47,7 +47,7 @@ impl VdpaBackend {
         self.log.park()?;
         self.rings.device.suspend()?;
         self.log.park_queue(&mut self.rings, index)?;
-        mark(&self.rings.memory, &untracked_writes);
+        mark(self.rings.memory.ram(), &untracked_writes);
         self.rings.device.resume()?;
         self.rings.queues.retain(|queue| queue.index != index);
         self.log.go()?;
@@ -85,7 +85,7 @@ impl VdpaBackend {
             let base = VringBase::initial(negotiation.ring().packed);
             let config = queue.config(base, &self.rings.unrouted);
             let device = &mut self.rings.device;
-            device.switch_vring(index, &config, &self.rings.ram)?;
+            device.switch_vring(index, &config, &self.rings.memory.reach())?;
         }
         self.rings.device.resume()?;
         self.log.go()?;

@@ -17,6 +17,7 @@
 use std::collections::BTreeMap;
 
 use vdpa::device::{Operation, State, VringBase};
+use vdpa::memory::DeviceMemory;
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 
@@ -27,7 +28,7 @@ use super::identity::read_net_config;
 use super::mac::MacOverlay;
 use super::offer::Negotiation;
 use super::saved::{Saved, SavedRing};
-use crate::virtio::backend::{Activation, Queue, SharedMemory};
+use crate::virtio::backend::{Activation, Queue};
 use crate::{Error, ErrorKind};
 
 const SAVED_CONTROL: &str = "the saved control state is invalid";
@@ -220,7 +221,7 @@ impl VdpaBackend {
 
 /// Returns the position of every enabled data queue, checked against the guest's rings.
 fn saved_bases(
-    memory: &SharedMemory,
+    memory: &DeviceMemory,
     rings: &[SavedRing],
     negotiation: &Negotiation,
     activation: &Activation,

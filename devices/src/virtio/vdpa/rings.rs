@@ -8,7 +8,7 @@ use std::sync::Arc;
 use vdpa::device::{Device, State, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
-use vdpa::memory::{DmaRegion as _, GuestRegion};
+use vdpa::memory::{AddressSpace, DeviceMemory, DmaRegion as _, GuestRegion};
 use vdpa::relay::{RelayedQueue, SvqSet};
 use vdpa::ring::{GuestRing, RingFeatures};
 use vdpa::uapi::BackendFeatures;
@@ -16,10 +16,11 @@ use vdpa::window::PrivateWindow;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::doorbells::{DeviceDoorbells, DoorbellMode};
+use super::device::VdpaOptions;
+use super::doorbells::DeviceDoorbells;
 use super::eventfd::{new_eventfd, signal};
 use crate::Error;
-use crate::virtio::backend::{Queue, QueueAddresses, SharedMemory};
+use crate::virtio::backend::{Queue, QueueAddresses};
 
 pub(super) const WINDOW: &str = "the device reaches too few addresses";
 const NOT_RELAYED: &str = "cannot relay the device's queues";
@@ -72,8 +73,8 @@ pub(super) struct Rings {
     pub(super) iotlb: Iotlb,
     /// Addresses for the rings of relayed queues.
     pub(super) window: PrivateWindow,
-    pub(super) memory: SharedMemory,
-    /// Where a guest's rings may lie: guest RAM, and no memory of the VMM.
+    pub(super) memory: DeviceMemory,
+    /// Guest RAM, by guest-physical addresses.
     pub(super) ram: Vec<IovaRange>,
     /// The device can begin and stop anywhere in a ring.
     pub(super) keeps_positions: bool,
@@ -88,27 +89,34 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// Maps guest RAM for an owned device.
+    /// Maps guest RAM for an owned device. A device behind the guest's IOMMU gets nothing, and an
+    /// address space of its own, below the window.
     pub(super) fn new(
         device: Device,
         mut iotlb: Iotlb,
-        id: &str,
-        doorbell: DoorbellMode,
-        memory: SharedMemory,
+        options: &VdpaOptions,
+        mut memory: DeviceMemory,
         ram_end: u64,
     ) -> Result<Self, Error> {
-        let window = PrivateWindow::new(device.info().iova_range, ram_end)
-            .map_err(Error::context(WINDOW))?;
-        iotlb
-            .map_guest_memory(0, &memory)
-            .map_err(Error::context("cannot map guest memory for the device"))?;
-        let regions = GuestRegion::all(&memory).into_iter();
+        let range = device.info().iova_range;
+        let window = PrivateWindow::new(range, ram_end).map_err(Error::context(WINDOW))?;
+        if options.iommu {
+            let last = window.range().first().checked_sub(1);
+            let below = last.and_then(|last| IovaRange::new(range.first(), last));
+            let space = AddressSpace::new(below.ok_or_else(|| Error::other(WINDOW))?);
+            memory = DeviceMemory::behind(Arc::clone(memory.ram()), Arc::new(space));
+        } else {
+            iotlb
+                .map_guest_memory(0, memory.ram())
+                .map_err(Error::context("cannot map guest memory for the device"))?;
+        }
+        let regions = GuestRegion::all(memory.ram()).into_iter();
         let ram = regions.filter_map(|region| IovaRange::from_size(region.base(), region.size()));
         Ok(Self {
-            id: id.to_owned(),
+            id: options.id.clone(),
             ram: ram.collect(),
             keeps_positions: device.keeps_ring_positions()?,
-            doorbells: DeviceDoorbells::new(&device, doorbell)?,
+            doorbells: DeviceDoorbells::new(&device, options.doorbell)?,
             unrouted: Arc::new(new_eventfd()?),
             queues: Vec::new(),
             device,
@@ -151,7 +159,7 @@ impl Rings {
         let Self { device, id, .. } = self;
         if direct {
             let config = queue.config(base, &self.unrouted);
-            device.set_vring(queue.index, &config, &self.ram)?;
+            device.set_vring(queue.index, &config, &self.memory.reach())?;
         }
         self.doorbells.prepare(device, id, queue.index)
     }
@@ -190,7 +198,7 @@ impl Rings {
     ) -> Result<RelayedQueue, Error> {
         let index = queue.index;
         let ring = GuestRing::new(
-            Arc::clone(&self.memory),
+            self.memory.clone(),
             queue.addresses.size,
             vring_addresses(&queue.addresses),
             RingFeatures::of(features),
@@ -206,7 +214,7 @@ impl Rings {
 
     /// Frees the relays' memory, which the device no longer uses.
     pub(super) fn end_relays(&mut self, set: SvqSet) {
-        if let Err(error) = set.finish(&*self.memory, &mut self.iotlb, &mut self.window) {
+        if let Err(error) = set.finish(&self.memory, &mut self.iotlb, &mut self.window) {
             tracing::error!(
                 device = %self.id,
                 error = &error as &dyn std::error::Error,

@@ -76,7 +76,7 @@ impl WriteLog {
             memory,
             ..
         } = rings;
-        set.remove(index, device, &**memory, iotlb, window)
+        set.remove(index, device, &*memory, iotlb, window)
             .map_err(Error::relay)
     }
 
@@ -123,7 +123,16 @@ impl WriteLog {
         let queues = queues
             .filter(|queue| wanted(queue.index))
             .map(|queue| (queue.addresses, self.reach(rings, queue.index)));
-        areas(queues, packed, &rings.ram)
+        let Some(areas) = areas(queues, packed) else {
+            return all(&rings.ram);
+        };
+        let mut written = Vec::new();
+        for (address, len) in areas {
+            rings
+                .memory
+                .for_each_written(address, len, |gpa, len| written.push((gpa, len)));
+        }
+        written
     }
 
     fn reach(&self, rings: &Rings, queue: u16) -> Reach {
@@ -144,17 +153,18 @@ pub(super) fn all(ram: &[IovaRange]) -> Vec<(u64, u64)> {
         .collect()
 }
 
+/// Returns device addresses and lengths in bytes of untracked areas; `None`: all that the device can
+/// write.
 fn areas(
     queues: impl Iterator<Item = (QueueAddresses, Reach)>,
     packed: bool,
-    ram: &[IovaRange],
-) -> Vec<(u64, u64)> {
+) -> Option<Vec<(u64, u64)>> {
     let mut areas = Vec::new();
     for (addresses, reach) in queues {
         let entries = u64::from(addresses.size);
         match reach {
             Reach::Relayed => {}
-            Reach::Receives => return all(ram),
+            Reach::Receives => return None,
             Reach::Sends if packed => {
                 areas.push((addresses.descriptor, 16 * entries));
                 areas.push((addresses.device, 4));
@@ -162,7 +172,7 @@ fn areas(
             Reach::Sends => areas.push((addresses.device, 6 + 8 * entries)),
         }
     }
-    areas
+    Some(areas)
 }
 
 /// Marks untracked areas of queues that the device no longer has.
@@ -198,7 +208,7 @@ mod tests {
             IovaRange::from_size(0, 0x8000).unwrap(),
             IovaRange::from_size(1 << 32, 0x4000).unwrap(),
         ];
-        areas(reaches.iter().map(|&reach| (RING, reach)), packed, &ram)
+        areas(reaches.iter().map(|&reach| (RING, reach)), packed).unwrap_or_else(|| all(&ram))
     }
 
     #[test]

@@ -20,7 +20,9 @@ const VERSION: u32 = 1;
 const HOST_MODULES: [&str; 3] = ["9pnet_virtio", "9p", "overlay"];
 
 /// Modules that a guest with the stock kernel needs for its devices.
-const GUEST_MODULES: [&str; 6] = [
+const GUEST_MODULES: [&str; 7] = [
+    // First: drivers of devices behind it wait for it.
+    "virtio-iommu",
     "virtio_net",
     "virtio_blk",
     "virtio-rng",

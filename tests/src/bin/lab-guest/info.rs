@@ -93,6 +93,7 @@ fn nic(name: &str) -> Value {
         "features": attribute(directory.join("device/features")),
         "status": attribute(directory.join("device/status")),
         "config_interrupts": config_interrupts(&directory),
+        "iommu": attribute(directory.join("device/../iommu_group/type")),
         "rx_queues": queues(&directory, "rx-"),
         "tx_queues": queues(&directory, "tx-"),
     })

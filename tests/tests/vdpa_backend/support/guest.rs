@@ -83,6 +83,8 @@ pub(crate) struct Ring {
     pub(crate) addresses: QueueAddresses,
     pub(crate) kick: Arc<EventFd>,
     pub(crate) call: Arc<EventFd>,
+    /// What the driver adds to a guest-physical address for the device.
+    pub(crate) shift: u64,
     next: u16,
     available: u16,
     used: u16,
@@ -103,6 +105,7 @@ impl Ring {
             },
             kick: event(),
             call: event(),
+            shift: 0,
             next: 0,
             available: 0,
             used: 0,
@@ -122,7 +125,12 @@ impl Ring {
     pub(crate) fn queue(&self) -> Queue {
         Queue {
             index: self.index,
-            addresses: self.addresses,
+            addresses: QueueAddresses {
+                size: SIZE,
+                descriptor: self.addresses.descriptor + self.shift,
+                driver: self.addresses.driver + self.shift,
+                device: self.addresses.device + self.shift,
+            },
             kick: Arc::clone(&self.kick),
             call: Some(Arc::clone(&self.call)),
         }
@@ -145,7 +153,7 @@ impl Ring {
             self.next = (self.next + 1) % SIZE;
             let more = position + 1 < chain.len();
             let flags = if writable { WRITE } else { 0 } | if more { NEXT } else { 0 };
-            self.write(at, address);
+            self.write(at, address + self.shift);
             self.write(at + 8, len);
             self.write(at + 12, flags);
             self.write(at + 14, self.next);

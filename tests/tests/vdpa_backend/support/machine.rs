@@ -30,6 +30,7 @@ pub(crate) fn options(device: &SimDevice) -> VdpaOptions {
         mac_lock: false,
         num_queues: None,
         doorbell: DoorbellMode::default(),
+        iommu: false,
     }
 }
 
@@ -92,6 +93,16 @@ impl Machine {
         self.backend.negotiate(self.features).unwrap();
         let activation = self.activation();
         self.backend.activate(activation).unwrap();
+    }
+
+    /// From its next start on, the driver adds this to all addresses that it gives the device.
+    pub(crate) fn shift(&mut self, shift: u64) {
+        let rings = [
+            &mut self.nic.receive,
+            &mut self.nic.transmit,
+            &mut self.control,
+        ];
+        rings.into_iter().for_each(|ring| ring.shift = shift);
     }
 
     /// The address in the configuration that the guest sees.

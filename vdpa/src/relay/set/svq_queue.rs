@@ -10,7 +10,6 @@ use crate::iotlb::{Access, Iotlb, Mapping};
 use crate::iova::IovaRange;
 use crate::memory::SharedBuffer;
 use crate::relay::{Dirty, FullShadow, Strategy, Svq, UsedShadow, in_flight_unknown};
-use crate::ring::guest::ram;
 use crate::ring::{GuestRing, RingFormat, RingLayout};
 use crate::window::PrivateWindow;
 use crate::{Error, ErrorKind};
@@ -328,9 +327,9 @@ impl SvqQueue {
         ring_position.map_err(|source| self.failed(source))
     }
 
-    /// The memory where the ring may lie: guest RAM and the private memory.
+    /// The addresses where the ring may lie: the guest's and the private memory.
     pub(super) fn allowed(&self) -> Vec<IovaRange> {
-        let mut allowed = ram(self.queue.ring.memory());
+        let mut allowed = self.queue.ring.memory().reach();
         allowed.push(self.private.range());
         allowed
     }

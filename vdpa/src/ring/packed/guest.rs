@@ -4,7 +4,6 @@
 //! moment, so a second read may differ from the first.
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::RingFormat;
@@ -15,7 +14,7 @@ use super::{
 };
 use crate::Error;
 use crate::device::{VringAddresses, VringBase};
-use crate::memory::GuestMemory;
+use crate::memory::DeviceMemory;
 
 /// A descriptor as it is in guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,12 +53,12 @@ impl GuestRing {
     /// # Errors
     /// The size is impossible, or an area is not aligned, not in guest memory or overlaps another.
     pub fn new(
-        memory: Arc<GuestMemory>,
+        memory: impl Into<DeviceMemory>,
         size: u16,
         addresses: VringAddresses,
         indirect: bool,
     ) -> Result<Self, Error> {
-        Areas::new(memory, size, addresses, RingFormat::Packed, indirect).map(Self)
+        Areas::new(memory.into(), size, addresses, RingFormat::Packed, indirect).map(Self)
     }
 
     /// The positions of driver and device, from the flags in the ring: for a device that was reset
@@ -154,7 +153,7 @@ impl GuestRing {
         Ok(ids)
     }
 
-    /// Guest-physical address of a descriptor; inside memory, so no wrap.
+    /// Device address of a descriptor; inside the device's reach, so no wrap.
     pub(super) fn entry(&self, index: u16) -> u64 {
         self.addresses.descriptor + DESCRIPTOR_SIZE * u64::from(index)
     }

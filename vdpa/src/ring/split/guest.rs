@@ -3,7 +3,6 @@
 
 use std::num::Wrapping;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::guest::{
@@ -13,7 +12,7 @@ use super::super::{Piece, RingFormat, Violation};
 use super::AVAIL_F_NO_INTERRUPT;
 use crate::Error;
 use crate::device::VringAddresses;
-use crate::memory::GuestMemory;
+use crate::memory::DeviceMemory;
 
 /// The event field and flags by which one side suppresses notifications of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,12 +58,12 @@ impl GuestRing {
     /// An area is not aligned, not in guest memory or overlaps another, or the size is not a power
     /// of two up to 32768.
     pub fn new(
-        memory: Arc<GuestMemory>,
+        memory: impl Into<DeviceMemory>,
         size: u16,
         addresses: VringAddresses,
         indirect: bool,
     ) -> Result<Self, Error> {
-        Areas::new(memory, size, addresses, RingFormat::Split, indirect).map(Self)
+        Areas::new(memory.into(), size, addresses, RingFormat::Split, indirect).map(Self)
     }
 
     /// The avail index. Acquire: entries and descriptors are read after it.

@@ -44,6 +44,8 @@ pub struct VdpaConfig {
     /// Whether the guest kicks by stores in the device's own doorbell pages
     /// (`auto`: where queues have them; `on`: all data queues must; `off`: by eventfds).
     pub doorbell: DoorbellMode,
+    /// Whether the guest's IOMMU decides which memory the device reaches.
+    pub iommu: bool,
     /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`). This
     /// repairs a lost kick or interrupt.
     pub stall_kick: bool,
@@ -264,6 +266,10 @@ struct VdpaFields {
     #[serde(default)]
     #[schema(schema_with = schema::doorbell)]
     doorbell: DoorbellMode,
+    /// Whether the guest's IOMMU decides which memory the device reaches. The guest's driver must
+    /// accept ACCESS_PLATFORM.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    iommu: bool,
     /// When a queue is stuck (`ring_watch`), kick the device and interrupt the driver once. This
     /// repairs a lost kick or interrupt.
     #[serde(default, alias = "rescue")]
@@ -303,6 +309,7 @@ impl TryFrom<VdpaFields> for VdpaConfig {
             mac_lock: fields.mac_lock,
             num_queues: fields.num_queues,
             doorbell: fields.doorbell,
+            iommu: fields.iommu,
             stall_kick: fields.stall_kick,
             backup: fields.backup,
         };
@@ -328,6 +335,7 @@ impl From<VdpaConfig> for VdpaFields {
             mac_lock: config.mac_lock,
             num_queues: config.num_queues,
             doorbell: config.doorbell,
+            iommu: config.iommu,
             stall_kick: config.stall_kick,
             backup: config.backup,
         }

@@ -54,6 +54,10 @@ pub struct NicInfo {
     /// The configured mode of doorbells.
     #[schema(schema_with = schema::doorbell)]
     pub doorbell: DoorbellMode,
+    /// Whether the guest's IOMMU decides which memory the device reaches.
+    #[serde(default)]
+    #[schema(required)]
+    pub iommu: bool,
     /// Whether a stuck queue is kicked and its driver interrupted.
     #[serde(default, alias = "rescue")]
     #[schema(required)]
@@ -137,6 +141,9 @@ pub struct NicChange {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = schema::doorbell_change)]
     pub doorbell: Option<DoorbellMode>,
+    /// Whether the guest's IOMMU decides which memory the device reaches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iommu: Option<bool>,
     /// Whether a stuck queue is kicked and its driver interrupted.
     #[serde(alias = "rescue", skip_serializing_if = "Option::is_none")]
     pub stall_kick: Option<bool>,

@@ -108,6 +108,9 @@ created_nic! {
         #[serde(default, skip_serializing_if = "is_default")]
         #[schema(schema_with = schema::doorbell)]
         pub doorbell: DoorbellMode,
+        /// Whether the guest's IOMMU decides which memory the device reaches.
+        #[serde(default, skip_serializing_if = "is_default")]
+        pub iommu: bool,
         /// When a queue is stuck, kick the device and interrupt the driver once.
         #[serde(default, alias = "rescue", skip_serializing_if = "is_default")]
         pub stall_kick: bool,

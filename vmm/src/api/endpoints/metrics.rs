@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use axum::extract::State;
 use bellhop_api::machine::{DeviceInfo, PlugPhase, VmState, VmStatus};
 use bellhop_api::responses::HostErrors;
+use devices::virtio::iommu::Counters;
 
 use super::state::Api;
 use crate::api::error::ApiError;
@@ -57,6 +58,24 @@ fn view(text: &mut Text, view: &VmStatus) {
     }
 }
 
+fn iommu(text: &mut Text, counters: &Counters) {
+    let help = "Mappings of the guest's IOMMU";
+    let mut mappings = text.gauge("bellhop_iommu_mappings", help);
+    mappings.sample(&[], count(counters.mappings));
+    let help = "How often the guest's IOMMU was kicked, changed a device's mappings, and mapped or \
+                unmapped on request; refused: by a device";
+    let mut total = text.counter("bellhop_iommu_total", help);
+    for (what, value) in [
+        ("kicks", counters.kicks),
+        ("change_sets", counters.sets),
+        ("maps", counters.maps),
+        ("unmaps", counters.unmaps),
+        ("refused", counters.refused),
+    ] {
+        total.sample(&[("what", what)], value);
+    }
+}
+
 fn is_plugged(state: PlugPhase) -> u64 {
     u64::from(state == PlugPhase::Plugged)
 }
@@ -67,6 +86,7 @@ struct Counted {
     resources: Resources,
     devices: Vec<(String, DeviceInfo)>,
     console: ConsoleLoss,
+    iommu: Option<Counters>,
 }
 
 impl Counted {
@@ -78,6 +98,7 @@ impl Counted {
             resources: machine.resources()?,
             devices: devices.collect(),
             console: machine.console_loss()?,
+            iommu: machine.iommu()?,
         })
     }
 
@@ -96,6 +117,9 @@ impl Counted {
         )
         .sample(&[("to", "log")], self.console.log)
         .sample(&[("to", "client")], self.console.clients);
+        if let Some(counters) = &self.iommu {
+            iommu(text, counters);
+        }
         let mut held = text.gauge("bellhop_kvm_held", "KVM resources of the machine");
         for (what, value) in [
             ("memory_slots", self.resources.memory_slots),

@@ -63,6 +63,7 @@ fn info(summary: NicSummary, config: &VdpaConfig, device: Option<DeviceInfo>) ->
         mac_lock: config.mac_lock,
         num_queues: config.num_queues,
         doorbell: config.doorbell,
+        iommu: config.iommu,
         stall_kick: config.stall_kick,
         backup: config.backup.as_ref().map(shown),
         last_failover: None,
@@ -114,6 +115,7 @@ fn is_devices_alone(change: &NicChange) -> bool {
             mac_lock: None,
             num_queues: None,
             doorbell: None,
+            iommu: None,
             stall_kick: None,
         }
     )
@@ -227,6 +229,7 @@ pub(super) async fn change(
         nic.mac_lock = change.mac_lock.unwrap_or(nic.mac_lock);
         nic.num_queues = change.num_queues.or(nic.num_queues);
         nic.doorbell = change.doorbell.unwrap_or(nic.doorbell);
+        nic.iommu = change.iommu.unwrap_or(nic.iommu);
         nic.stall_kick = change.stall_kick.unwrap_or(nic.stall_kick);
         if let Some(backup) = change.backup {
             nic.backup = backup;
@@ -252,6 +255,7 @@ fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
         mac_lock: false,
         num_queues: None,
         doorbell: DoorbellMode::default(),
+        iommu: false,
         stall_kick: false,
         backup: None,
     }

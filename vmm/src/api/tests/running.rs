@@ -489,6 +489,8 @@ fn metrics_are_prometheus_text() {
         "bellhop_kvm_total{counter=\"exits\"} 42",
         "bellhop_kvm_held{what=\"memory_slots\"} 3",
         "bellhop_console_lost_bytes_total{to=\"log\"} 7",
+        "bellhop_iommu_mappings 5",
+        "bellhop_iommu_total{what=\"maps\"} 9",
         "bellhop_device_driver_ok{device=\"nic\"} 1",
         "bellhop_device_queues{device=\"nic\",kick=\"doorbell\"} 1",
         "bellhop_queue_in_flight{device=\"nic\",queue=\"0\"} 7",

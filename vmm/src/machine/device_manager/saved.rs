@@ -3,7 +3,10 @@
 //! Owns which state belongs to which device, and the rule that a machine has exactly the devices
 //! that were saved. It must not know the content of a state.
 
+use devices::virtio::iommu::DomainsState;
+
 use super::super::error::{RequestError, SnapshotError};
+use super::super::iommu::IOMMU;
 use super::super::pluggable::PlugPhase;
 use super::super::saved::SavedDevice;
 use super::DeviceManager;
@@ -33,6 +36,31 @@ impl DeviceManager {
             }
         }
         Ok(saved)
+    }
+
+    /// Returns the domains of the guest's IOMMU.
+    pub(in super::super) fn save_domains(&self) -> Option<DomainsState> {
+        self.iommu.as_ref().map(|iommu| iommu.lock().save())
+    }
+
+    /// Restores the domains of the guest's IOMMU, before the devices behind it start.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]: only one of the two machines has an IOMMU, no guest can have reached the
+    /// state, or a device refuses it.
+    pub(in super::super) fn restore_domains(
+        &self,
+        saved: Option<&DomainsState>,
+    ) -> Result<(), SnapshotError> {
+        match (&self.iommu, saved) {
+            (Some(iommu), Some(saved)) => iommu.lock().restore(saved).map_err(|source| {
+                let id = IOMMU.to_owned();
+                SnapshotError::Device { id, source }
+            }),
+            (None, None) => Ok(()),
+            (Some(_), None) => Err(SnapshotError::DeviceNotSaved(IOMMU.to_owned())),
+            (None, Some(_)) => Err(SnapshotError::NoDevice(IOMMU.to_owned())),
+        }
     }
 
     /// Resumes saved devices in place. A device that cannot resume reports DEVICE_NEEDS_RESET to

@@ -49,6 +49,7 @@ fn config(path: &str) -> VdpaConfig {
         mac_lock: false,
         num_queues: None,
         doorbell: crate::config::DoorbellMode::Auto,
+        iommu: false,
         stall_kick: false,
         backup: None,
     }

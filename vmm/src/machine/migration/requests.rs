@@ -47,7 +47,7 @@ impl Machine {
             self.vcpus.pause();
         }
         // Read before the devices stop: stopping first completes commands of their control queues.
-        let in_flight = self.device_manager.in_flight(self.ram.memory());
+        let in_flight = self.device_manager.in_flight();
         let untracked_writes = self.device_manager.untracked_writes();
         let saved = self.save(QuiescedFor::Migration);
         if running && saved.is_err() && self.ensure_not_crashed().is_ok() {

@@ -6,22 +6,18 @@
 use bellhop_api::machine::InFlight;
 use devices::virtio::backend::QueueRole;
 use devices::virtio::pci::{RunningRing, VirtioPciDevice};
-use vdpa::memory::GuestMemory;
+use vdpa::memory::DeviceMemory;
 
 use crate::machine::devices::VIRTIO_ID_NET;
 
 /// Adds the buffers of a device. Devices other than NICs add none.
-pub(in crate::machine) fn add(
-    count: &mut InFlight,
-    device: &VirtioPciDevice,
-    memory: &GuestMemory,
-) {
+pub(in crate::machine) fn add(count: &mut InFlight, device: &VirtioPciDevice) {
     if device.describe().device_type == VIRTIO_ID_NET {
-        device.running_rings(|ring| add_ring(count, ring, memory));
+        device.running_rings(|ring, memory| add_ring(count, ring, memory));
     }
 }
 
-fn add_ring(count: &mut InFlight, ring: &RunningRing, memory: &GuestMemory) {
+fn add_ring(count: &mut InFlight, ring: &RunningRing, memory: Option<&DeviceMemory>) {
     let kind = match ring.role {
         QueueRole::Receive => &mut count.rx,
         // receiveq1, transmitq1, ..., controlq (virtio 1.3, 5.1.2).
@@ -32,7 +28,7 @@ fn add_ring(count: &mut InFlight, ring: &RunningRing, memory: &GuestMemory) {
     if ring.packed {
         return;
     }
-    if let Some((avail, used)) = super::indices(ring, memory) {
+    if let Some((avail, used)) = memory.and_then(|memory| super::indices(ring, memory)) {
         // A driver may write any value there.
         let count = avail.wrapping_sub(used).min(ring.addresses.size);
         *kind = kind.saturating_add(count.into());

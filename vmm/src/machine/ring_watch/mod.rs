@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use bellhop_api::machine::{AlarmKind, WatchInfo, WatchPhase};
 use devices::virtio::pci::{RunningRing, VirtioPciDevice};
-use vdpa::memory::GuestMemory;
+use vdpa::memory::DeviceMemory;
 use vm_memory::{Address as _, Bytes as _, GuestAddress};
 
 use self::queue::{Event, QueueWatch};
@@ -102,17 +102,11 @@ impl DeviceWatch {
     }
 
     /// Samples all queues. Returns `true` if an alarm began or ended.
-    pub(super) fn sample(
-        &mut self,
-        id: &str,
-        device: &VirtioPciDevice,
-        memory: &GuestMemory,
-        now: Instant,
-    ) -> bool {
+    pub(super) fn sample(&mut self, id: &str, device: &VirtioPciDevice, now: Instant) -> bool {
         for queue in &mut self.queues {
             queue.runs = false;
         }
-        device.running_rings(|ring| self.look(ring, memory, now));
+        device.running_rings(|ring, memory| self.look(ring, memory, now));
         let mut changed = false;
         for (index, queue) in (0..=u16::MAX).zip(&mut self.queues) {
             if !queue.runs {
@@ -138,7 +132,7 @@ impl DeviceWatch {
         changed
     }
 
-    fn look(&mut self, ring: &RunningRing, memory: &GuestMemory, now: Instant) {
+    fn look(&mut self, ring: &RunningRing, memory: Option<&DeviceMemory>, now: Instant) {
         if self.start.replace(ring.start) != Some(ring.start) {
             for queue in &mut self.queues {
                 queue.events[0] = queue.watch.stop(now, WatchPhase::NotRunning);
@@ -154,7 +148,7 @@ impl DeviceWatch {
         }
         queue.events[1] = if ring.packed {
             watch.stop(now, WatchPhase::NotWatchedPacked)
-        } else if let Some((avail, used)) = indices(ring, memory) {
+        } else if let Some((avail, used)) = memory.and_then(|memory| indices(ring, memory)) {
             watch.sample(now, avail, used)
         } else {
             watch.stop(now, WatchPhase::Unreadable)
@@ -170,9 +164,9 @@ fn may_be_lost_notification(event: Event) -> bool {
     )
 }
 
-/// Returns the avail and the used index (virtio 1.3, 2.7.6 and 2.7.8); `None` for a ring outside
-/// guest memory.
-fn indices(ring: &RunningRing, memory: &GuestMemory) -> Option<(u16, u16)> {
+/// Returns the avail and the used index (virtio 1.3, 2.7.6 and 2.7.8); `None` for a ring that is
+/// outside guest memory, or not mapped behind an IOMMU.
+fn indices(ring: &RunningRing, memory: &DeviceMemory) -> Option<(u16, u16)> {
     let load = |area: u64| {
         let address = GuestAddress(area).checked_add(2)?;
         let index: u16 = memory.load(address, Ordering::Acquire).ok()?;

@@ -2,6 +2,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use devices::virtio::backend::{QueueAddresses, QueueRole};
+use vdpa::iotlb::Access;
+use vdpa::iova::{IovaRange, PAGE_SIZE};
+use vdpa::memory::{AddressSpace, Mode, Piece};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
@@ -11,9 +14,10 @@ use crate::memory::GuestRam;
 const DRIVER: u64 = 0x10_0000;
 const DEVICE: u64 = 0x20_0000;
 
-fn memory() -> GuestMemory {
+fn memory() -> DeviceMemory {
     let layout = Layout::new(16 << 20, 40).unwrap();
-    GuestRam::new(&layout, None).unwrap().memory().clone()
+    let ram = GuestRam::new(&layout, None).unwrap();
+    Arc::new(ram.memory().clone()).into()
 }
 
 fn ring(driver: u64, device: u64) -> RunningRing {
@@ -31,7 +35,7 @@ fn ring(driver: u64, device: u64) -> RunningRing {
     }
 }
 
-fn store(memory: &GuestMemory, area: u64, index: u16) {
+fn store(memory: &DeviceMemory, area: u64, index: u16) {
     let address = GuestAddress(area + 2);
     memory
         .store(index.to_le(), address, Ordering::Release)
@@ -59,6 +63,26 @@ fn indices_are_read_at_the_drivers_addresses() {
             "{address:#x}"
         );
     }
+}
+
+#[test]
+fn a_ring_behind_an_iommu_is_read_where_it_is_mapped() {
+    let memory = memory();
+    let space = Arc::new(AddressSpace::new(IovaRange::ALL));
+    let behind = DeviceMemory::behind(Arc::clone(memory.ram()), Arc::clone(&space));
+    store(&memory, DRIVER, 7);
+    store(&memory, DEVICE, 3);
+    assert_eq!(indices(&ring(1 << 40, DEVICE), &behind), None);
+    space.change(|space| {
+        space.set_mode(Mode::Mapped);
+        for (iova, gpa) in [(1 << 40, DRIVER), (1 << 41, DEVICE)] {
+            let range = IovaRange::from_size(iova, PAGE_SIZE).unwrap();
+            let access = Access::ReadOnly;
+            space.map(range, Piece { gpa, access }).unwrap();
+        }
+    });
+    assert_eq!(indices(&ring(1 << 40, 1 << 41), &behind), Some((7, 3)));
+    assert_eq!(indices(&ring(1 << 40, DEVICE), &behind), None);
 }
 
 #[test]

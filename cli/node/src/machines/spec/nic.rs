@@ -66,6 +66,11 @@ impl NicSpec {
         &self.source
     }
 
+    /// Whether the guest's IOMMU decides which memory it reaches.
+    pub(crate) fn is_behind_iommu(&self) -> bool {
+        self.raw.iommu
+    }
+
     /// The requested address; none: the device's own.
     pub(crate) fn mac(&self) -> Option<MacAddress> {
         self.raw.mac
@@ -89,6 +94,7 @@ impl NicSpec {
             mac: self.raw.mac,
             mac_lock: self.raw.mac_lock,
             doorbell: self.raw.doorbell,
+            iommu: self.raw.iommu,
             stall_kick: self.raw.stall_kick,
             backup: given,
             ..NicSettings::default()
@@ -111,6 +117,7 @@ impl NicSpec {
             mac_lock: self.raw.mac_lock,
             num_queues: None,
             doorbell: self.raw.doorbell,
+            iommu: self.raw.iommu,
             stall_kick: self.raw.stall_kick,
             backup,
         }

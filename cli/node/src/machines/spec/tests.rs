@@ -171,6 +171,7 @@ fn mistakes_are_named() {
         (disks(&["a", "b", "a"]), "has the id a"),
         (disks(&["net0"]), "has the id net0"),
         (disks(&["rng"]), "has the id rng"),
+        (disks(&["iommu"]), "has the id iommu"),
         (disks(&["a", "a/b"]), "disks[1].id: "),
         (disks(&[""]), "1 to 20 letters"),
         (disks(&["a".repeat(21).as_str()]), "1 to 20 letters"),

@@ -29,7 +29,7 @@ fn its_driver_notices_nothing_and_continues_with_the_backup() {
     assert!(rig.seen.lock().calls.is_empty());
     assert!(!rig.device.spurious_notify(0) && !rig.device.announce());
     let mut rings = 0;
-    rig.device.running_rings(|_| rings += 1);
+    rig.device.running_rings(|_, _| rings += 1);
     assert_eq!(rings, 0, "they are not the device's to be judged by");
 
     let (next, seen) = Model::new(Shape::default());

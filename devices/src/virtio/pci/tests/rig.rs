@@ -12,7 +12,9 @@ use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
 use crate::testing::{FakeDoorbells, FakePage, FakeVectors, Reached};
 use crate::virtio::backend::{
     Activation, Backend, Event, Hardware, Outcome, QueueChange, ReplacedDevice, SavedState,
+    Translated,
 };
+use crate::virtio::iommu::Recorder;
 use crate::virtio::pci::VirtioPciDevice;
 use crate::{Error, ErrorKind};
 
@@ -123,6 +125,8 @@ impl Default for Shape {
 pub(super) struct Model {
     pub(super) seen: Arc<Mutex<Seen>>,
     shape: Shape,
+    /// It is behind an IOMMU, and reaches what this records.
+    pub(super) translated: Option<Arc<Mutex<Recorder>>>,
 }
 
 impl Drop for Model {
@@ -160,6 +164,7 @@ impl Model {
         let model = Self {
             seen: Arc::clone(&seen),
             shape,
+            translated: None,
         };
         (model, seen)
     }
@@ -332,6 +337,9 @@ impl Backend for Model {
     }
     fn hardware(&mut self) -> Option<&mut dyn Hardware> {
         Some(self)
+    }
+    fn translated(&mut self) -> Option<&mut dyn Translated> {
+        self.translated.as_mut().map(|recorder| recorder as _)
     }
 }
 

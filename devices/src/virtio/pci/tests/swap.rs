@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use proptest::prelude::*;
+use vdpa::iova::IovaRange;
+use vdpa::memory::{AddressSpace, Mode};
 
 use super::rig::{
     FAIL_CHANGE, FAIL_SAVE, Model, OFFER, RING_RESET, Rig, Seen, Shape, Stage, VERSION_1, WINDOW,
     reg,
 };
-use crate::testing::Reached;
+use crate::testing::{FakeDoorbells, FakeVectors, Reached};
 use crate::virtio::backend::{Backend, Event, Outcome};
-use crate::virtio::pci::Swapped;
+use crate::virtio::iommu::{Endpoint as _, Recorder};
+use crate::virtio::pci::{Swapped, VirtioPciDevice};
 use crate::{Error, ErrorKind};
 
 const NEEDS_RESET: u64 = 64;
@@ -37,6 +40,44 @@ fn take_interrupts(rig: &Rig) {
 }
 
 #[test]
+fn a_device_behind_the_iommu_begins_in_the_space_of_the_old_one() {
+    let behind = |recorder: &Arc<Mutex<Recorder>>| {
+        let (mut model, seen) = Model::new(Shape::default());
+        model.translated = Some(Arc::clone(recorder));
+        (Box::new(model), seen)
+    };
+    let [old, new] = [Recorder::new(), Recorder::new()];
+    let doorbells = Arc::new(FakeDoorbells::default());
+    let device = VirtioPciDevice::new(behind(&old).0, &FakeVectors::new(9), doorbells).unwrap();
+    let space = Arc::new(AddressSpace::new(IovaRange::ALL));
+    space.change(|space| space.set_mode(Mode::Identity));
+    device.enter(&space).unwrap();
+    device
+        .swap(device.replacement(behind(&new).0))
+        .map_err(|failed| failed.error)
+        .unwrap();
+    assert_eq!(new.lock().mode, Mode::Identity);
+    assert!(Arc::ptr_eq(new.lock().space.as_ref().unwrap(), &space));
+    // Its changes reach the new device from here on.
+    device.leave();
+    assert_eq!(
+        (new.lock().mode, old.lock().mode),
+        (Mode::Blocked, Mode::Identity)
+    );
+
+    // One that refuses the space, and one that is not behind the IOMMU, do not replace it.
+    device.enter(&space).unwrap();
+    let broken = Recorder::new();
+    broken.lock().broken = true;
+    let (outside, _) = Model::new(Shape::default());
+    for next in [behind(&broken).0, Box::new(outside)] {
+        let refused = device.swap(device.replacement(next)).unwrap_err();
+        assert_eq!(refused.error.kind(), ErrorKind::Incompatible);
+    }
+    assert_eq!(new.lock().mode, Mode::Identity);
+}
+
+#[test]
 fn a_driver_continues_with_another_device() {
     let rig = Rig::new();
     rig.seen.lock().doorbells = vec![0, 1];
@@ -46,7 +87,7 @@ fn a_driver_continues_with_another_device() {
     let generation = rig.read(reg::GENERATION, 1);
     let ring_start = |rig: &Rig| {
         let mut starts = Vec::new();
-        rig.device.running_rings(|ring| starts.push(ring.start));
+        rig.device.running_rings(|ring, _| starts.push(ring.start));
         starts[0]
     };
     let before = ring_start(&rig);

@@ -6,7 +6,7 @@ use crate::virtio::pci::RunningRing;
 
 fn rings(rig: &Rig) -> Vec<RunningRing> {
     let mut rings = Vec::new();
-    rig.device.running_rings(|ring| rings.push(*ring));
+    rig.device.running_rings(|ring, _| rings.push(*ring));
     rings
 }
 

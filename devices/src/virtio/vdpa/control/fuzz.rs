@@ -13,6 +13,7 @@ use vdpa::iova::IovaRange;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
 
 use super::*;
+use crate::virtio::backend::SharedMemory;
 use crate::virtio::userspace_queue::driver::{BUFFERS, Driver, memory, readable, writable};
 
 /// Entries of the guest's ring.
@@ -161,7 +162,7 @@ fn begin(control: &mut Control, limits: Limits, memory: &SharedMemory) -> (Drive
         driver.write(ring + 2, 0u16);
     }
     let queue = driver.queue();
-    let served = control.serve_guest(queue, None, SIZE, features, memory);
+    let served = control.serve_guest(queue, None, SIZE, features, &memory.clone().into());
     served.unwrap();
     (driver, Peer::default())
 }

@@ -16,7 +16,7 @@ const RING: QueueAddresses = QueueAddresses {
     device: DEVICE,
 };
 
-fn ring(memory: &SharedMemory) -> Ring<'_> {
+fn ring(memory: &DeviceMemory) -> Ring<'_> {
     Ring {
         memory,
         index: 5,
@@ -30,7 +30,7 @@ fn at(index: u16) -> VringBase {
 
 /// A guest's split ring, its driver and a device that completes in any order.
 struct Model {
-    memory: SharedMemory,
+    memory: DeviceMemory,
     available: u16,
     used: u16,
     free: Vec<u16>,
@@ -43,7 +43,7 @@ struct Model {
 impl Model {
     fn new(begin: u16) -> Self {
         let model = Self {
-            memory: memory(),
+            memory: memory().into(),
             available: begin,
             used: begin,
             free: (0..SIZE).collect(),
@@ -161,7 +161,7 @@ proptest! {
         position in any::<u16>(),
         packed in any::<bool>(),
     ) {
-        let memory = memory();
+        let memory = DeviceMemory::from(memory());
         for at in [DRIVER, DEVICE] {
             memory.write_slice(&bytes, GuestAddress(at)).unwrap();
         }
@@ -211,7 +211,7 @@ fn a_packed_ring_is_recovered_as_far_as_its_flags_show() {
     const AVAILABLE: u16 = 1 << 7;
     const USED: u16 = AVAILABLE | 1 << 15;
     const NEXT: u16 = 1;
-    let memory = memory();
+    let memory = DeviceMemory::from(memory());
     let put = |index: u64, flags: u16| {
         let address = GuestAddress(0x4000 + 16 * index + 14);
         memory.write_obj(flags.to_le(), address).unwrap();

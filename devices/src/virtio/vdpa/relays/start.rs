@@ -65,7 +65,7 @@ impl VdpaBackend {
         replay: &[Command],
     ) -> Result<(), Error> {
         let set = poller.park()?;
-        let rings = set.prepare_start(targets, known, &*self.rings.memory);
+        let rings = set.prepare_start(targets, known, &self.rings.memory);
         let rings = rings.map_err(Error::relay)?;
         self.start_set(set, rings, replay)?;
         self.spurious_notify_control();

@@ -115,7 +115,7 @@ impl VdpaBackend {
                 set.can_restart().map_err(Error::relay)?;
             }
             self.rings.device.suspend()?;
-            let error = match set.bases(&self.rings.device, &*self.rings.memory) {
+            let error = match set.bases(&self.rings.device, &self.rings.memory) {
                 Ok(bases) => return Ok(bases),
                 Err(error) => Error::relay(error),
             };
@@ -144,7 +144,7 @@ impl VdpaBackend {
         let set = poller.park()?;
         set.can_restart().map_err(Error::relay)?;
         self.reset_for_restart()?;
-        set.bases(&self.rings.device, &*self.rings.memory)
+        set.bases(&self.rings.device, &self.rings.memory)
             .map_err(Error::relay)
     }
 }

@@ -1,0 +1,64 @@
+//! The devices behind the IOMMU, as it reaches them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vdpa::iova::IovaRange;
+use vdpa::memory::{AddressSpace, Change};
+
+use crate::Error;
+use crate::virtio::backend::Translated;
+
+/// A device behind the IOMMU, shared with the threads that use it otherwise. The methods are those
+/// of [`Translated`].
+///
+/// Lock order: the IOMMU's function, its domains, the endpoint's function, an [`AddressSpace`]. An
+/// endpoint never calls the IOMMU.
+pub trait Endpoint: Send + Sync + fmt::Debug {
+    /// See [`Translated::reach`].
+    ///
+    /// # Errors
+    /// The device is not behind an IOMMU.
+    fn reach(&self) -> Result<IovaRange, Error>;
+
+    /// See [`Translated::enter`].
+    ///
+    /// # Errors
+    /// As there.
+    fn enter(&self, space: &Arc<AddressSpace>) -> Result<(), Error>;
+
+    /// See [`Translated::leave`].
+    fn leave(&self);
+
+    /// See [`Translated::change`].
+    ///
+    /// # Errors
+    /// As there.
+    fn change(&self, changes: &[Change]) -> Result<(), Error>;
+
+    /// See [`Translated::block`].
+    fn block(&self);
+}
+
+impl<T: Translated + Send + fmt::Debug> Endpoint for Mutex<T> {
+    fn reach(&self) -> Result<IovaRange, Error> {
+        Ok(self.lock().reach())
+    }
+
+    fn enter(&self, space: &Arc<AddressSpace>) -> Result<(), Error> {
+        self.lock().enter(space)
+    }
+
+    fn leave(&self) {
+        self.lock().leave();
+    }
+
+    fn change(&self, changes: &[Change]) -> Result<(), Error> {
+        self.lock().change(changes)
+    }
+
+    fn block(&self) {
+        self.lock().block();
+    }
+}

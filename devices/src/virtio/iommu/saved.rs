@@ -1,0 +1,266 @@
+//! The domains of a saved machine.
+//!
+//! The state comes from a file or another host: every mapping is checked as a MAP of a guest. The
+//! request queue is part of the device's own state.
+
+use serde::{Deserialize, Serialize};
+use vdpa::iotlb::Access;
+use vdpa::iova::IovaRange;
+use vdpa::memory::{Mode, Piece};
+
+use super::domains::{Domain, Domains, Edit, LAST_DOMAIN};
+use super::request::Status;
+use crate::Error;
+
+/// Version of [`DomainsState`].
+pub const DOMAINS_STATE_VERSION: u32 = 1;
+
+/// The domains of an IOMMU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DomainsState {
+    bypass: bool,
+    /// The last device address that the guest may map. The first one is 0.
+    last: u64,
+    domains: Vec<DomainState>,
+}
+
+/// A domain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct DomainState {
+    id: u32,
+    bypass: bool,
+    mappings: Vec<MappingState>,
+    endpoints: Vec<u32>,
+}
+
+/// A mapping.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct MappingState {
+    first: u64,
+    last: u64,
+    gpa: u64,
+    reads: bool,
+    writes: bool,
+}
+
+impl Domains {
+    /// Returns the state to save. The vCPUs are parked.
+    #[must_use]
+    pub fn save(&self) -> DomainsState {
+        let domain = |(&id, domain): (&u32, &Domain)| {
+            let space = domain.space.read();
+            let mapping = |(range, piece): (IovaRange, &Piece)| MappingState {
+                first: range.first(),
+                last: range.last(),
+                gpa: piece.gpa,
+                reads: piece.access != Access::WriteOnly,
+                writes: piece.access != Access::ReadOnly,
+            };
+            let members = self.endpoints.iter();
+            DomainState {
+                id,
+                bypass: space.mode() == Mode::Identity,
+                mappings: space.mappings().iter().map(mapping).collect(),
+                endpoints: members
+                    .filter(|(_, member)| member.domain == Some(id))
+                    .map(|(endpoint, _)| *endpoint)
+                    .collect(),
+            }
+        };
+        DomainsState {
+            bypass: self.bypass,
+            last: self.limits.input.last(),
+            domains: self.domains.iter().map(domain).collect(),
+        }
+    }
+
+    /// Restores a saved state, before the devices start. It replaces what there is.
+    ///
+    /// # Errors
+    /// No guest could have reached this state, it does not fit this machine, or a device refuses
+    /// its domain. The devices then have some of it.
+    pub fn restore(&mut self, state: &DomainsState) -> Result<(), Error> {
+        let last = self.limits.input.last();
+        if state.last != last {
+            return Err(Error::other(format!(
+                "the guest's IOMMU has addresses up to {:#x}, and this machine's up to {last:#x}: \
+                 its devices reach other addresses",
+                state.last
+            )));
+        }
+        self.reset();
+        for domain in &state.domains {
+            let restored = self.restore_domain(domain);
+            restored.map_err(Error::context(format!(
+                "cannot restore domain {} of the IOMMU",
+                domain.id
+            )))?;
+        }
+        self.set_bypass(state.bypass);
+        Ok(())
+    }
+
+    fn restore_domain(&mut self, state: &DomainState) -> Result<(), Error> {
+        let mode = if state.bypass {
+            Mode::Identity
+        } else {
+            Mode::Mapped
+        };
+        let possible = state.id <= LAST_DOMAIN
+            && !self.domains.contains_key(&state.id)
+            && !state.endpoints.is_empty();
+        if !possible {
+            return Err(Error::other(
+                "no endpoint is attached to it, or it is not possible",
+            ));
+        }
+        let edits = state.mappings.iter().map(MappingState::edit);
+        let edits: Vec<Edit> = edits.collect::<Result<_, _>>()?;
+        let (domain, statuses) = self.filled(mode, &edits);
+        if statuses.iter().any(|status| *status != Status::Ok) {
+            return Err(Error::other("a guest cannot have one of its mappings"));
+        }
+        for &endpoint in &state.endpoints {
+            let member = self.endpoints.get_mut(&endpoint);
+            let member = member.filter(|member| member.domain.is_none());
+            let member = member
+                .ok_or_else(|| Error::other(format!("there is no free endpoint {endpoint:#x}")))?;
+            member.device.enter(&domain.space)?;
+            member.domain = Some(state.id);
+        }
+        self.domains.insert(state.id, domain);
+        Ok(())
+    }
+}
+
+impl MappingState {
+    fn edit(&self) -> Result<Edit, Error> {
+        let range = IovaRange::new(self.first, self.last);
+        let access = match (self.reads, self.writes) {
+            (true, true) => Some(Access::ReadWrite),
+            (true, false) => Some(Access::ReadOnly),
+            (false, true) => Some(Access::WriteOnly),
+            (false, false) => None,
+        };
+        let (range, access) = range
+            .zip(access)
+            .ok_or_else(|| Error::other("a mapping is empty"))?;
+        Ok(Edit::Map(
+            range,
+            Piece {
+                gpa: self.gpa,
+                access,
+            },
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use proptest::prelude::*;
+
+    use super::super::domains::MAPPINGS_MAX;
+    use super::super::recorder::{Recorder, domains};
+    use super::super::request::Request;
+    use super::*;
+
+    fn with_recorders() -> (Domains, [Arc<Mutex<Recorder>>; 3]) {
+        let mut domains = domains(true, MAPPINGS_MAX);
+        let recorders = [Recorder::new(), Recorder::new(), Recorder::new()];
+        for (number, recorder) in (0..).zip(&recorders) {
+            domains.add(number, recorder.clone()).unwrap();
+        }
+        (domains, recorders)
+    }
+
+    fn saved() -> DomainsState {
+        let (mut domains, _) = with_recorders();
+        let attach = |domain, endpoint, bypass| Request::Attach {
+            domain,
+            endpoint,
+            bypass,
+        };
+        let map = |first: u64, access| Request::Map {
+            domain: 7,
+            range: IovaRange::from_size(first, 0x2000).unwrap(),
+            gpa: 0x3000,
+            access,
+        };
+        let served = domains.serve(&[
+            attach(7, 0, false),
+            attach(7, 1, false),
+            attach(8, 2, true),
+            map(0x10_0000_0000, Access::ReadOnly),
+            map(0x8000, Access::WriteOnly),
+            map(0xa000, Access::ReadWrite),
+        ]);
+        assert!(served.iter().all(|status| *status == Status::Ok));
+        domains.set_bypass(false);
+        domains.save()
+    }
+
+    #[test]
+    fn a_saved_state_is_restored_and_saved_alike() {
+        let state = saved();
+        let (mut domains, recorders) = with_recorders();
+        domains.restore(&state).unwrap();
+        assert_eq!(domains.save(), state);
+        assert!(!domains.bypass);
+        for recorder in &recorders {
+            assert!(recorder.lock().follows());
+        }
+        let modes = recorders.map(|recorder| recorder.lock().mode);
+        assert_eq!(modes, [Mode::Mapped, Mode::Mapped, Mode::Identity]);
+    }
+
+    #[test]
+    fn states_that_no_guest_can_reach_are_refused() {
+        let changes: [(&str, fn(&mut DomainsState)); 11] = [
+            ("addresses", |state| state.last -= 1),
+            ("domain number", |state| state.domains[0].id = 0x1_0000),
+            ("two of a number", |state| state.domains[0].id = 8),
+            ("no endpoint", |state| state.domains[0].endpoints.clear()),
+            ("unknown endpoint", |state| {
+                state.domains[0].endpoints[0] = 9
+            }),
+            ("endpoint twice", |state| state.domains[0].endpoints[0] = 2),
+            ("overlap", |state| {
+                state.domains[0].mappings[1].first -= 0x1000
+            }),
+            ("empty", |state| state.domains[0].mappings[1].last = 0),
+            ("no access", |state| {
+                state.domains[0].mappings[0].writes = false
+            }),
+            ("outside RAM", |state| {
+                state.domains[0].mappings[0].gpa = 1 << 40
+            }),
+            ("bypass", |state| state.domains[0].bypass = true),
+        ];
+        for (name, change) in changes {
+            let mut state = saved();
+            change(&mut state);
+            let (mut domains, _) = with_recorders();
+            assert!(domains.restore(&state).is_err(), "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn altered_states_are_harmless(at in 0..200usize, value in any::<u8>()) {
+            let mut bytes = postcard::to_stdvec(&saved()).unwrap();
+            let at = at % bytes.len();
+            bytes[at] = value;
+            if let Ok(state) = postcard::from_bytes::<DomainsState>(&bytes) {
+                let (mut domains, recorders) = with_recorders();
+                if domains.restore(&state).is_ok() {
+                    for recorder in &recorders {
+                        prop_assert!(recorder.lock().follows());
+                    }
+                }
+            }
+        }
+    }
+}

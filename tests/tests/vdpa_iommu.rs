@@ -1,0 +1,107 @@
+//! A guest's NIC behind a virtio-iommu: Debian's kernel translates its addresses in each of its
+//! modes, and a kernel without the driver bypasses the IOMMU.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use lab::guest::{BellhopArguments, Guest};
+use lab::notice;
+use lab::sim::{self, Mapping, SimDevice, require_lab};
+use lab::traffic::{Frames, exchange_counted};
+
+/// No zero bytes: the simulator compares addresses like C strings.
+const MAC: &str = "52:54:5e:11:53:01";
+const MTU: u16 = 1400;
+/// The time for a NIC whose driver waits for that of the IOMMU.
+const PROBE: Duration = Duration::from_secs(30);
+const PINNING: Mapping = Mapping {
+    use_va: false,
+    batch_mapping: false,
+};
+
+/// Loads the simulator with its defaults when dropped, for later tests.
+struct DefaultMapping;
+
+impl Drop for DefaultMapping {
+    fn drop(&mut self) {
+        notice::left_behind(sim::reload(Mapping::DEFAULT));
+    }
+}
+
+/// Frames of all sizes, so that buffers begin and end inside pages.
+fn frames() -> [Frames; 3] {
+    [(200, 60), (200, 590), (200, u64::from(MTU) + 14)].map(|(count, size)| Frames {
+        count,
+        size,
+        window: 32,
+    })
+}
+
+/// Boots a guest with its NIC behind the IOMMU. `kind`: of its IOMMU group, in the guest's view.
+fn guest_behind(arguments: BellhopArguments, net: &SimDevice, kind: Option<&str>) -> Guest {
+    let nic = format!("path={},iommu=on", net.path().display());
+    let mut guest = Guest::start(&arguments.argument("--vdpa", &nic)).unwrap();
+    let begin = Instant::now();
+    loop {
+        let info = guest.command("info").unwrap();
+        if let Some(nic) = info["nics"].get(0) {
+            assert_eq!(nic["iommu"].as_str(), kind, "{info}");
+            // Bit 33: ACCESS_PLATFORM.
+            let features = nic["features"].as_str().unwrap();
+            assert_eq!(features.as_bytes().get(33), Some(&b'1'), "{features}");
+            break;
+        }
+        assert!(begin.elapsed() < PROBE, "{info}");
+        sleep(Duration::from_millis(200));
+    }
+    guest.command("up eth0").unwrap();
+    guest
+}
+
+fn traffic_in_mode(mapping: Mapping, words: &str, kind: &str) {
+    require_lab().unwrap();
+    let _afterwards = DefaultMapping;
+    sim::reload(mapping).unwrap();
+    let net = SimDevice::net("net", MAC, MTU).unwrap();
+    let arguments = BellhopArguments::stock().unwrap().cmdline(words);
+    let mut guest = guest_behind(arguments, &net, Some(kind));
+    exchange_counted(&mut guest, "eth0", &net, &frames()).unwrap();
+    // A driver that restarts maps its buffers again.
+    let rebound = guest.command("rebind 3").unwrap();
+    assert_eq!(rebound["rx"], 30, "{rebound}");
+    // So does a guest that reboots.
+    guest.command("reboot").unwrap();
+    guest.wait_ready(Duration::from_secs(120)).unwrap();
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+#[test]
+fn traffic_of_a_guest_that_unmaps_lazily() {
+    let words = "iommu.passthrough=0 iommu.strict=0";
+    traffic_in_mode(Mapping::DEFAULT, words, "DMA-FQ");
+}
+
+#[test]
+fn traffic_of_a_guest_that_unmaps_at_once_on_a_device_that_maps_at_once() {
+    traffic_in_mode(PINNING, "iommu.passthrough=0 iommu.strict=1", "DMA");
+}
+
+#[test]
+fn traffic_of_a_guest_that_passes_the_device_through() {
+    traffic_in_mode(Mapping::DEFAULT, "iommu.passthrough=1", "identity");
+}
+
+#[test]
+fn a_guest_without_a_driver_bypasses_the_iommu() {
+    require_lab().unwrap();
+    let net = SimDevice::net("net", MAC, MTU).unwrap();
+    let arguments = BellhopArguments::small().unwrap();
+    let mut guest = guest_behind(arguments, &net, None);
+    exchange_counted(&mut guest, "eth0", &net, &frames()).unwrap();
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
