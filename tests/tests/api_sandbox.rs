@@ -5,6 +5,7 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+#[allow(dead_code, reason = "other tests use more of it")]
 mod node;
 
 use lab::sim::require_lab;
