@@ -1,4 +1,4 @@
-//! The node daemon on a host that fails: a full disk, no free descriptors, a wrong clock, no memory,
+//! The node daemon on a host that fails: a full disk, no free descriptors or memory, a wrong clock,
 //! and processes that are killed. No other VM ends because of it, and nothing is lost or left.
 
 #![expect(

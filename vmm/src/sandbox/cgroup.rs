@@ -114,8 +114,8 @@ impl Groups {
         File::options().write(true).open(group.join("cgroup.procs"))
     }
 
-    /// Whether the kernel has killed a process in the group of a VM because memory ran out: that of
-    /// the group, or that of the host.
+    /// Whether the kernel has killed a process in the group of a VM because memory ran out, in the
+    /// group or on the host.
     #[must_use]
     pub fn ran_out_of_memory(&self, vm: &str) -> bool {
         let events = fs::read_to_string(self.group(vm).join("memory.events"));
