@@ -8,6 +8,9 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+mod faulty_disk;
+
+use faulty_disk::FaultyDisk;
 use lab::api::Client;
 use lab::endurance::{GROWTH, cycles};
 use lab::guest::{BellhopArguments, Guest};
@@ -335,6 +338,56 @@ fn a_hung_disk_delays_neither_requests_nor_the_stop() {
     drop(frozen);
     assert!(scene.guest.wait_exit(NOTICE).unwrap().success());
     is_free(&image);
+}
+
+/// A disk whose sectors fail (EIO): the guest sees I/O errors, the others still work.
+#[test]
+fn a_disk_that_fails_costs_the_guest_its_requests_only() {
+    require_lab().unwrap();
+    const GOOD: u64 = 1024;
+    let (failing, whole) = (FaultyDisk::new(SECTORS), Image::new("whole"));
+    let mut scene = Scene::start("failing", "", &[&whole]);
+    let wanted = json!({ "path": failing.path() });
+    scene.put("failing", &wanted, 201);
+    scene.wait_disks(&["disk0", "failing"]);
+    scene.check(&format!("disk-check vdb 5 {SECTORS}"));
+    let errors = |scene: &Scene| {
+        let metrics = scene.client.get("/v1/metrics").unwrap();
+        let name = "bellhop_device_io_errors_total{device=\"failing\"}";
+        let mut lines = metrics.as_str().unwrap().lines();
+        let line = lines.find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("no {name}: {metrics}"))
+            .trim()
+            .parse::<u64>()
+            .unwrap()
+    };
+    assert_eq!(errors(&scene), 0);
+
+    failing.good_below(GOOD);
+    let mut counted = 0;
+    for line in ["disk-read vdb", &format!("disk-check vdb 6 {SECTORS}")] {
+        let failed = scene.guest.command(line).unwrap_err().to_string();
+        assert!(failed.contains("vdb"), "{line}: {failed}");
+        let now = errors(&scene);
+        assert!(now > counted, "{line}: {now} errors");
+        counted = now;
+    }
+    // The VMM, its other disk and the other sectors work.
+    assert_eq!(scene.client.get("/v1/vm").unwrap()["state"], "Running");
+    scene.check(&format!("disk-check vda 7 {SECTORS}"));
+    // The host may report an error of a former write with the next flush.
+    let line = format!("disk-check vdb 8 {GOOD}");
+    let _ = scene.guest.command(&line);
+    scene.check(&line);
+    let said = scene.guest.console();
+    let lines = said.lines().filter(|line| line.contains("image fails"));
+    assert_eq!(lines.count(), 1, "{said}");
+
+    failing.good_below(SECTORS);
+    let line = format!("disk-check vdb 9 {SECTORS}");
+    let _ = scene.guest.command(&line);
+    scene.check(&line);
+    scene.power_off();
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The node daemon on a host that fails: a full disk, no free descriptors, a wrong clock, and
-//! processes that are killed at random. No VM ends because of it, and nothing is lost or left.
+//! The node daemon on a host that fails: a full disk, no free descriptors or memory, a wrong clock,
+//! and processes that are killed. No other VM ends because of it, and nothing is lost or left.
 
 #![expect(
     clippy::unwrap_used,
@@ -11,8 +11,9 @@ mod node;
 
 use lab::endurance::{cycles, soak};
 use lab::sim::require_lab;
-use node::{Daemon, Traces, nic, until};
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use lab::traffic::{Frames, exchange};
+use node::{Daemon, NOTICE, Traces, nic, until};
+use rustix::process::{Resource, Rlimit, prlimit};
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -20,6 +21,12 @@ use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+const FRAMES: Frames = Frames {
+    count: 100,
+    size: 590,
+    window: 16,
+};
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:59:01";
@@ -277,19 +284,58 @@ fn kills_at_random_lose_nothing_and_leave_nothing() {
     before.same(&daemon);
 }
 
-/// SIGKILL, as when the kernel has no memory left. No test here exhausts the memory itself.
+/// The group of a VM at its limit: the kernel ends that VM, and no other.
 #[test]
-fn a_vmm_that_is_killed_is_started_again() {
+fn a_vm_that_exceeds_its_memory_is_restarted_and_another_does_not_notice() {
     require_lab().unwrap();
-    let daemon = Daemon::start("killed");
-    let mut spec = daemon.tiny(&json!([nic("net0", MAC)]));
-    spec["spec"]["restart"] = json!("Always");
-    daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
-    let vm = daemon.await_phase("web", "Running");
-    let pid = Pid::from_raw(i32::try_from(vm["status"]["pid"].as_i64().unwrap()).unwrap());
-    kill_process(pid.unwrap(), Signal::KILL).unwrap();
+    let daemon = Daemon::start("memory");
+    let before = Traces::now(&daemon);
+    for (name, mac) in [("greedy", MAC), ("other", "52:54:5e:11:59:02")] {
+        let mut spec = daemon.small(&json!([nic("net0", mac)]));
+        spec["spec"]["restart"] = json!("Always");
+        let path = format!("/v1/vms/{name}");
+        daemon.api.done("PUT", &path, Some(&spec)).unwrap();
+    }
+    let (mut greedy, mut other) = (daemon.guest("greedy"), daemon.guest("other"));
+    let former = daemon.await_phase("greedy", "Running")["status"]["pid"].clone();
+    let neighbour = daemon.await_phase("other", "Running")["status"]["pid"].clone();
+    let line = "frames 5000 256 16 eth0";
+    other.send(line).unwrap();
+
+    let group = daemon.groups().join("greedy");
+    let number = |file: &str| -> u64 {
+        let text = fs::read_to_string(group.join(file)).unwrap();
+        text.trim().parse().unwrap()
+    };
+    let (used, usual) = (number("memory.current"), number("memory.max"));
+    println!("{used} of {usual} bytes used");
+    assert!(used < 256 << 20, "{used}");
+    fs::write(group.join("memory.max"), (used + (8 << 20)).to_string()).unwrap();
+    // Pages of guest memory that it has not touched yet.
+    greedy.command("memory-check 64").unwrap_err();
+
+    let mut vm = Value::Null;
     until("it is started again", || {
-        let found = daemon.api.get("/v1/vms/web").unwrap();
-        found["status"]["phase"] == "Running" && found["status"]["pid"] != vm["status"]["pid"]
+        vm = daemon.api.get("/v1/vms/greedy").unwrap();
+        vm["status"]["phase"] == "Running" && vm["status"]["pid"] != former
     });
+    let end = &vm["status"]["last_end"];
+    assert_eq!(end["reason"], "Killed", "{vm:#}");
+    let detail = end["detail"].as_str().unwrap();
+    assert!(detail.contains("memory ran out"), "{detail}");
+    // In a new group.
+    assert_eq!(number("memory.max"), usual);
+    exchange(&mut daemon.guest("greedy"), "eth0", FRAMES).unwrap();
+
+    let said = other.answer(line, NOTICE).unwrap();
+    for (name, wanted) in [("rx", 5000), ("corrupt", 0), ("duplicate", 0), ("lost", 0)] {
+        assert_eq!(said[name], wanted, "{said}");
+    }
+    let vm = daemon.await_phase("other", "Running");
+    assert_eq!(vm["status"]["pid"], neighbour, "{vm:#}");
+    for name in ["greedy", "other"] {
+        let path = format!("/v1/vms/{name}?force=true");
+        daemon.api.done("DELETE", &path, None).unwrap();
+    }
+    before.same(&daemon);
 }

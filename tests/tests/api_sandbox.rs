@@ -5,10 +5,11 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+#[allow(dead_code, reason = "other tests use more of it")]
 mod node;
 
 use lab::sim::require_lab;
-use node::{Daemon, NOTICE, Traces, nic};
+use node::{Daemon, NOTICE, Traces, nic, until};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -141,6 +142,7 @@ fn each_vm_has_its_own_user_and_namespaces_and_no_privilege() {
 #[test]
 fn a_captured_process_reaches_nothing() {
     require_lab().unwrap();
+    log_all_records();
     let daemon = Daemon::start("captive");
     let vms = two(&daemon);
     let console = vms[1]["status"]["console"]["socket"].as_str().unwrap();
@@ -161,18 +163,127 @@ fn a_captured_process_reaches_nothing() {
     let text = String::from_utf8_lossy(&captive.stdout).into_owned();
     let said = String::from_utf8_lossy(&captive.stderr);
     assert!(captive.status.success(), "{said}");
-    assert!(text.lines().count() > 30, "{text}{said}");
+    assert!(text.lines().count() > 40, "{text}{said}");
     let allowed: Vec<&str> = text
         .lines()
         .filter(|line| !line.contains(": denied"))
         .collect();
     assert!(allowed.is_empty(), "{allowed:#?}\n{text}");
+    // The filters end calls for a privilege, and the kernel logs them.
+    for (name, call) in [
+        ("trace the VMM", libc::SYS_ptrace),
+        ("create a user namespace", libc::SYS_unshare),
+        ("change the root", libc::SYS_chroot),
+        ("mount", libc::SYS_mount),
+        ("become root", libc::SYS_setuid),
+        ("capture all frames", libc::SYS_socket),
+    ] {
+        let line = format!("filter {name}: denied (SIGSYS)");
+        assert!(
+            text.lines().any(|one| one == line),
+            "no {line:?} in:\n{text}"
+        );
+        await_record("comm=\"lab-captive\"", call);
+    }
     // Nothing happened to the VMs.
     for (vm, name) in vms.iter().zip(["one", "two"]) {
         let now = daemon.await_phase(name, "Running");
         assert_eq!(pid(vm), pid(&now));
     }
     delete(&daemon);
+}
+
+/// Lets the kernel log each denied call. It drops lines if there are many.
+fn log_all_records() {
+    fs::write("/proc/sys/kernel/printk_ratelimit", "0\n").unwrap();
+}
+
+/// Waits until the kernel has logged that a filter ended a process with these words for this call.
+#[track_caller]
+fn await_record(process: &str, call: libc::c_long) {
+    let call = format!(" syscall={call} ");
+    until(
+        &format!("a line with type=1326, {process} and{call}"),
+        || {
+            let log = Command::new("dmesg").output().unwrap();
+            let log = String::from_utf8_lossy(&log.stdout).into_owned();
+            let mut lines = log.lines().filter(|line| line.contains("type=1326"));
+            lines.any(|line| line.contains(process) && line.contains(&call))
+        },
+    );
+}
+
+/// Makes a thread of another process make a system call that it does not make itself.
+fn inject(thread: libc::pid_t, call: libc::c_long) {
+    /// The offset of `orig_rax` in `struct user`.
+    const ORIG_RAX: usize = 15 * 8;
+    let trace = |request: u32, address: usize, data: libc::c_long| {
+        // SAFETY: these requests touch no memory of this process.
+        let done = unsafe { libc::ptrace(request, thread, address, data) };
+        assert_eq!(done, 0, "{request}: {}", std::io::Error::last_os_error());
+    };
+    let stopped = || {
+        let mut status = 0;
+        // SAFETY: waits for a thread that this one traces, and writes to a local variable.
+        let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
+        assert_eq!(waited, thread, "{}", std::io::Error::last_os_error());
+        status
+    };
+    trace(libc::PTRACE_ATTACH, 0, 0);
+    assert!(libc::WIFSTOPPED(stopped()));
+    // To the entry of its next call.
+    trace(libc::PTRACE_SYSCALL, 0, 0);
+    let status = stopped();
+    assert!(
+        libc::WIFSTOPPED(status) && libc::WSTOPSIG(status) == libc::SIGTRAP,
+        "{status:#x}"
+    );
+    trace(libc::PTRACE_POKEUSER, ORIG_RAX, call);
+    trace(libc::PTRACE_CONT, 0, 0);
+    let status = stopped();
+    assert!(
+        libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSYS,
+        "{status:#x}"
+    );
+}
+
+/// The thread of a process with this name.
+fn thread_of(pid: u64, name: &str) -> libc::pid_t {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut tasks = tasks.map(|task| task.unwrap().path());
+    let named = |task: &PathBuf| fs::read_to_string(task.join("comm")).unwrap().trim() == name;
+    let found = tasks.find(named).unwrap();
+    found
+        .file_name()
+        .unwrap()
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+/// The code of a captured vCPU thread makes a call that no VMM makes.
+#[test]
+fn a_forbidden_call_ends_the_vm_and_the_cause_is_reported() {
+    require_lab().unwrap();
+    log_all_records();
+    let daemon = Daemon::start("forbidden");
+    let before = Traces::now(&daemon);
+    let vms = two(&daemon);
+    inject(thread_of(pid(&vms[0]), "vcpu0"), libc::SYS_unshare);
+    await_record(&format!(" pid={} ", pid(&vms[0])), libc::SYS_unshare);
+    let mut vm = Value::Null;
+    until("its end is reported", || {
+        vm = daemon.api.get("/v1/vms/one").unwrap();
+        vm["status"]["last_end"] != Value::Null
+    });
+    let end = &vm["status"]["last_end"];
+    assert_eq!(end["reason"], "Killed", "{vm:#}");
+    let detail = end["detail"].as_str().unwrap();
+    assert!(detail.contains("seccomp filter"), "{detail}");
+    assert_eq!(pid(&daemon.await_phase("two", "Running")), pid(&vms[1]));
+    delete(&daemon);
+    before.same(&daemon);
 }
 
 #[test]

@@ -288,6 +288,7 @@ class DeviceInfo(TypedDict):
     driver_ok: bool
     features_negotiated: list[str] | None
     features_offered: list[str]
+    io_errors: int | None
     queues: list[QueueInfo]
     status: int
 

@@ -246,6 +246,11 @@ pub trait Backend: Send + fmt::Debug {
     /// As [`Backend::restore`].
     fn check_state(&self, state: &SavedState) -> Result<(), Error>;
 
+    /// How many requests failed because of the host's storage. None for other devices.
+    fn io_errors(&self) -> Option<u64> {
+        None
+    }
+
     /// Returns the additional operations of a backend with a device of the host. `None`: the VMM is
     /// the device itself. All its writes go through guest memory, which marks the pages.
     fn hardware(&mut self) -> Option<&mut dyn Hardware> {

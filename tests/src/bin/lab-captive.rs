@@ -2,10 +2,14 @@
 //! leave it.
 //!
 //! ```text
-//!   lab-captive PID UID [FILE …]     a line for each attempt: NAME: denied | NAME: ALLOWED
+//!   lab-captive PID UID [FILE …]     a line for each attempt:
+//!                                      jail NAME: denied | jail NAME: ALLOWED
+//!                                      filter NAME: denied (SIGSYS) | filter NAME: …
 //! ```
 //! It enters all namespaces and the root of the process, becomes its user without capabilities, and
-//! joins its PID namespace by a fork. FILE is a path that it must not reach; also a socket.
+//! joins its PID namespace by a fork. FILE is a path that it must not reach; also a socket. Each
+//! attempt has a process of its own. Some are made again with the system call filters of the VMM's
+//! main thread. These allow more than those of other threads.
 
 use std::error::Error;
 use std::ffi::CString;
@@ -13,10 +17,26 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags};
+use vmm::sandbox::seccomp;
+
+/// The attempts that are also made under filters. The lab takes a second to compile these.
+const FILTERED: [&str; 6] = [
+    "create a user namespace",
+    "trace the VMM",
+    "change the root",
+    "mount",
+    "become root",
+    "capture all frames",
+];
+
+/// The exit codes of an attempt.
+const ALLOWED: i32 = 0;
+const DENIED: i32 = 1;
+const BROKEN: i32 = 2;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -26,20 +46,52 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files: Vec<PathBuf> = arguments.map(PathBuf::from).collect();
     enter(pid)?;
     become_captive(uid)?;
-    // Only a child is in the PID namespace.
-    // SAFETY: needed because only a process can enter a PID namespace. This one has one thread, so
-    // the child may do anything.
-    match unsafe { libc::fork() } {
-        0 => {
-            attempts(pid, &files)?;
-            Ok(())
-        }
-        child => {
-            let child = Pid::from_raw(child).ok_or("fork")?;
-            rustix::process::waitpid(Some(child), WaitOptions::empty())?;
-            Ok(())
+    for (name, attempt) in on_files(files) {
+        show("jail", &name, &in_child(&attempt, false)?)?;
+    }
+    for (name, attempt) in by_calls(pid) {
+        show("jail", &name, &in_child(&attempt, false)?)?;
+        if FILTERED.contains(&name.as_str()) {
+            show("filter", &name, &in_child(&attempt, true)?)?;
         }
     }
+    Ok(())
+}
+
+/// Prints a result at once: a child must not print it again.
+fn show(layer: &str, name: &str, result: &str) -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{layer} {name}: {result}")
+}
+
+/// Runs an attempt in a child. Only a child is in the PID namespace.
+fn in_child(attempt: &Attempt, filtered: bool) -> Result<String, Box<dyn Error>> {
+    // SAFETY: needed because only a process can enter a PID namespace, and a filter stays until its
+    // process ends. This process has one thread, so the child may do anything.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mode = if filtered {
+            seccomp::Mode::On
+        } else {
+            seccomp::Mode::Off
+        };
+        let code = match seccomp::install(mode, false) {
+            Ok(()) if attempt().is_ok() => ALLOWED,
+            Ok(()) => DENIED,
+            Err(_) => BROKEN,
+        };
+        // SAFETY: ends this process at once, in which nothing else runs.
+        unsafe { libc::_exit(code) };
+    }
+    let child = Pid::from_raw(child).ok_or("fork")?;
+    let waited = rustix::process::waitpid(Some(child), WaitOptions::empty())?;
+    let (_, status) = waited.ok_or("waitpid")?;
+    let code = status.exit_status();
+    Ok(match status.terminating_signal() {
+        Some(libc::SIGSYS) => "denied (SIGSYS)".to_owned(),
+        None if code == Some(DENIED) => "denied".to_owned(),
+        None if code == Some(ALLOWED) => "ALLOWED".to_owned(),
+        _ => format!("BROKEN ({status:?})"),
+    })
 }
 
 /// Enters the namespaces of a process, and its root.
@@ -67,102 +119,122 @@ fn become_captive(uid: u32) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints the result of an attempt.
-fn report<T, E: std::fmt::Display>(name: &str, tried: Result<T, E>) -> std::io::Result<()> {
-    let mut output = std::io::stdout();
-    match tried {
-        Ok(_) => writeln!(output, "{name}: ALLOWED"),
-        Err(error) => writeln!(output, "{name}: denied ({error})"),
+/// An attempt, which succeeds if the jail has a hole.
+type Attempt = Box<dyn Fn() -> std::io::Result<()>>;
+
+/// The result of a C function.
+fn result(returned: i64) -> std::io::Result<()> {
+    if returned == -1 {
+        Err(std::io::Error::last_os_error())
+    } else {
+        Ok(())
     }
 }
 
-fn attempts(pid: u32, files: &[PathBuf]) -> std::io::Result<()> {
+fn kill(number: u32) -> std::io::Result<()> {
+    let process = i32::try_from(number).ok().and_then(Pid::from_raw);
+    let process = process.ok_or(rustix::io::Errno::SRCH)?;
+    Ok(rustix::process::kill_process(process, Signal::KILL)?)
+}
+
+/// Attempts with their names.
+type Attempts = Vec<(String, Attempt)>;
+
+fn named(name: &str, attempt: impl Fn() -> std::io::Result<()> + 'static) -> (String, Attempt) {
+    (name.to_owned(), Box::new(attempt))
+}
+
+fn read(path: PathBuf) -> (String, Attempt) {
+    let name = format!("read {}", path.display());
+    (name, Box::new(move || fs::read(&path).map(drop)))
+}
+
+/// Attempts to reach a file, by calls that a VMM makes, too.
+fn on_files(files: Vec<PathBuf>) -> Attempts {
+    let mut all = Attempts::new();
     for file in files {
-        report(&format!("read {}", file.display()), fs::read(file))?;
-        report(
-            &format!("connect {}", file.display()),
-            UnixStream::connect(file),
-        )?;
+        let name = format!("connect {}", file.display());
+        all.push(read(file.clone()));
+        all.push((name, Box::new(move || UnixStream::connect(&file).map(drop))));
     }
-    let process = |number: u32| i32::try_from(number).ok().and_then(Pid::from_raw);
-    let kill = |number: u32| match process(number) {
-        Some(pid) => rustix::process::kill_process(pid, Signal::KILL),
-        None => Err(rustix::io::Errno::SRCH),
-    };
-    // The VMM is process 1 of its namespace, which ignores a signal from within.
-    report("signal the process by its number on the host", kill(pid))?;
-    report("read the memory of the VMM", File::open("/proc/1/mem"))?;
-    report(
-        "read the environment of the VMM",
-        fs::read("/proc/1/environ"),
-    )?;
-    report("see the descriptors of the VMM", fs::read_dir("/proc/1/fd"))?;
-    // SAFETY: ptrace(2) with these arguments touches no memory of this process.
-    let traced = unsafe { libc::ptrace(libc::PTRACE_ATTACH, 1, 0, 0) };
-    let traced = if traced == 0 {
-        Ok(())
-    } else {
-        Err(std::io::Error::last_os_error())
-    };
-    report("trace the VMM", traced)?;
-    for (name, flags) in [
-        ("create a user namespace", UnshareFlags::NEWUSER),
-        ("create a mount namespace", UnshareFlags::NEWNS),
-        ("create a network namespace", UnshareFlags::NEWNET),
-        ("create a PID namespace", UnshareFlags::NEWPID),
-    ] {
-        // SAFETY: none of these flags takes descriptors away.
-        report(name, unsafe { rustix::thread::unshare_unsafe(flags) })?;
-    }
-    report("change the root", rustix::process::chroot("/sys"))?;
-    let tmpfs = rustix::mount::MountFlags::empty();
-    report(
-        "mount",
-        rustix::mount::mount("tmpfs", "/dev", "tmpfs", tmpfs, c""),
-    )?;
-    report(
-        "remove a mount",
-        rustix::mount::unmount("/sys/devices", rustix::mount::UnmountFlags::DETACH),
-    )?;
-    let root = rustix::process::Uid::ROOT;
-    report("become root", rustix::thread::set_thread_uid(root))?;
-    let device = CString::new("/dev/node")?;
-    // SAFETY: the path is a C string that outlives the call.
-    let made = unsafe { libc::mknod(device.as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(1, 1)) };
-    report(
-        "create a device node",
-        if made == 0 {
-            Ok(())
-        } else {
-            Err(std::io::Error::last_os_error())
-        },
-    )?;
-    report("create a file in the root", File::create("/file"))?;
-    report("create a file in /dev", File::create("/dev/file"))?;
-    for path in [
+    let secrets = [
+        "/proc/1/mem",
+        "/proc/1/environ",
         "/dev/mem",
         "/dev/sda",
         "/dev/vda",
         "/etc/passwd",
         "/etc/shadow",
         "/proc/kcore",
-    ] {
-        report(&format!("open {path}"), File::open(path))?;
+    ];
+    all.extend(secrets.map(|path| read(path.into())));
+    all.push(named("see the descriptors of the VMM", || {
+        fs::read_dir("/proc/1/fd").map(drop)
+    }));
+    for path in ["/file", "/dev/file"] {
+        let attempt = move || File::create(path).map(drop);
+        all.push(named(&format!("create {path}"), attempt));
     }
-    let knobs = [
+    for path in [
         "/proc/sys/kernel/core_pattern",
         "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
-    ];
-    for path in knobs.map(Path::new) {
-        report(
-            &format!("write {}", path.display()),
-            File::options().write(true).open(path),
-        )?;
+    ] {
+        let attempt = move || File::options().write(true).open(path).map(drop);
+        all.push(named(&format!("write {path}"), attempt));
     }
-    // Of the program `ls`: no program of the host exists here.
-    report(
-        "execute a program",
-        std::process::Command::new("/bin/ls").status(),
-    )?;
-    Ok(())
+    all
+}
+
+/// Attempts by calls that need a privilege, or reach another process.
+fn by_calls(pid: u32) -> Attempts {
+    let flags = [
+        ("create a user namespace", UnshareFlags::NEWUSER),
+        ("create a mount namespace", UnshareFlags::NEWNS),
+        ("create a network namespace", UnshareFlags::NEWNET),
+        ("create a PID namespace", UnshareFlags::NEWPID),
+    ];
+    let namespaces = flags.map(|(name, flags)| {
+        // SAFETY: none of these flags takes descriptors away.
+        named(name, move || {
+            Ok(unsafe { rustix::thread::unshare_unsafe(flags) }?)
+        })
+    });
+    let tmpfs = rustix::mount::MountFlags::empty();
+    let detach = rustix::mount::UnmountFlags::DETACH;
+    let root = rustix::process::Uid::ROOT;
+    let others = [
+        // The VMM is process 1 of its namespace, which ignores a signal from within.
+        named("signal the process by its number on the host", move || {
+            kill(pid)
+        }),
+        // SAFETY: ptrace(2) with these arguments touches no memory of this process.
+        named("trace the VMM", || {
+            result(unsafe { libc::ptrace(libc::PTRACE_ATTACH, 1, 0, 0) })
+        }),
+        named("change the root", || Ok(rustix::process::chroot("/sys")?)),
+        named("mount", move || {
+            Ok(rustix::mount::mount("tmpfs", "/dev", "tmpfs", tmpfs, c"")?)
+        }),
+        named("remove a mount", move || {
+            Ok(rustix::mount::unmount("/sys/devices", detach)?)
+        }),
+        named("become root", move || {
+            Ok(rustix::thread::set_thread_uid(root)?)
+        }),
+        named("create a device node", || {
+            let device = CString::new("/dev/node")?;
+            let (mode, number) = (libc::S_IFCHR | 0o600, libc::makedev(1, 1));
+            // SAFETY: the path is a C string that outlives the call.
+            result(unsafe { libc::mknod(device.as_ptr(), mode, number) }.into())
+        }),
+        named("capture all frames", || {
+            // SAFETY: socket(2) touches no memory of this process.
+            result(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 3) }.into())
+        }),
+        // Of the program `ls`: no program of the host exists here.
+        named("execute a program", || {
+            std::process::Command::new("/bin/ls").status().map(drop)
+        }),
+    ];
+    namespaces.into_iter().chain(others).collect()
 }

@@ -4,7 +4,7 @@ pub(crate) mod steps;
 
 use self::steps::{Shown, Steps};
 use lab::api::Client;
-use lab::guest::BellhopArguments;
+use lab::guest::{BellhopArguments, Guest};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -114,7 +114,8 @@ impl Daemon {
         command
     }
 
-    fn spawn(&mut self, steps: Option<&Steps>) {
+    /// Starts its process, and does not wait.
+    pub(crate) fn spawn(&mut self, steps: Option<&Steps>) {
         let mut command = self.command("state");
         command
             .args(steps.map(|_| "--step-observer"))
@@ -129,6 +130,19 @@ impl Daemon {
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert_eq!(refused.status.code(), Some(1), "{said}");
         said
+    }
+
+    /// The control groups of its VMs.
+    pub(crate) fn groups(&self) -> PathBuf {
+        let runtime = self.directory.join("run").display().to_string();
+        let name = runtime.trim_matches('/').replace('/', "-");
+        PathBuf::from(format!("/sys/fs/cgroup/bellhop:{name}"))
+    }
+
+    /// Processes that are marked as VMs of this daemon.
+    #[allow(dead_code, reason = "not every test kills single processes")]
+    pub(crate) fn processes(&self) -> BTreeSet<u32> {
+        marked(&self.directory)
     }
 
     /// Kills all processes that are marked as VMs of this daemon.
@@ -179,6 +193,14 @@ impl Daemon {
         json!({ "spec": spec })
     }
 
+    /// Waits until the guest of a VM is ready, and connects to its console.
+    #[allow(dead_code, reason = "not every test has guests that answer")]
+    #[track_caller]
+    pub(crate) fn guest(&self, vm: &str) -> Guest {
+        let info = self.await_phase(vm, "Running");
+        attach(&info).unwrap()
+    }
+
     /// Waits until a VM is in this phase.
     #[track_caller]
     pub(crate) fn await_phase(&self, vm: &str, phase: &str) -> Value {
@@ -223,6 +245,17 @@ impl Drop for Daemon {
     }
 }
 
+/// Connects to the console of a VM, as the API describes it.
+#[allow(dead_code, reason = "not every test has guests that answer")]
+pub(crate) fn attach(vm: &Value) -> lab::Result<Guest> {
+    let status = &vm["status"];
+    let console = Path::new(status["console"]["socket"].as_str().unwrap_or_default());
+    let pid = status["pid"]
+        .as_u64()
+        .and_then(|pid| u32::try_from(pid).ok());
+    Guest::attach(console, pid.unwrap_or_default(), 2 * NOTICE)
+}
+
 /// Kills a machine's process.
 pub(crate) fn kill_vm(vm: &Value) {
     let pid = i32::try_from(vm["status"]["pid"].as_i64().unwrap()).unwrap();
@@ -236,6 +269,7 @@ pub(crate) struct Traces {
     devices: BTreeSet<String>,
     files: BTreeSet<PathBuf>,
     processes: BTreeSet<u32>,
+    groups: BTreeSet<PathBuf>,
     descriptors: usize,
 }
 
@@ -258,6 +292,7 @@ impl Traces {
                 .collect(),
             files,
             processes: marked(&daemon.directory),
+            groups: directories(&daemon.groups()),
             descriptors: daemon_pid.map_or(0, |pid| {
                 fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
             }),
@@ -282,6 +317,13 @@ impl Traces {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// The directories in a directory.
+fn directories(directory: &Path) -> BTreeSet<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    let entries = entries.map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.is_dir()).collect()
 }
 
 fn list(directory: &Path, files: &mut BTreeSet<PathBuf>) {

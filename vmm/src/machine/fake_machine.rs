@@ -94,6 +94,7 @@ fn device() -> DeviceStatus {
                 vector: Some(1),
                 kick: KickPath::Doorbell,
             }],
+            io_errors: None,
         },
         watch: vec![WatchInfo {
             state: WatchPhase::Stuck,

@@ -114,6 +114,14 @@ impl Groups {
         File::options().write(true).open(group.join("cgroup.procs"))
     }
 
+    /// Whether the kernel has killed a process in the group of a VM because memory ran out, in the
+    /// group or on the host.
+    #[must_use]
+    pub fn ran_out_of_memory(&self, vm: &str) -> bool {
+        let events = fs::read_to_string(self.group(vm).join("memory.events"));
+        events.is_ok_and(|events| has_oom_kill(&events))
+    }
+
     /// Kills all processes in the group of a VM, and removes it. Does nothing without the group.
     ///
     /// # Errors
@@ -149,6 +157,12 @@ fn parent(own: &str) -> Option<&Path> {
     own.parent().filter(|_| own.ends_with(DAEMON))
 }
 
+/// Whether `memory.events` counts a process that was killed because memory ran out.
+fn has_oom_kill(events: &str) -> bool {
+    let mut counts = events.lines().filter_map(|line| line.split_once(' '));
+    counts.any(|(name, count)| name == "oom_kill" && count != "0")
+}
+
 /// A directory's path as one name.
 fn group_name(runtime: &Path) -> String {
     let path = runtime.to_string_lossy();
@@ -177,6 +191,16 @@ mod tests {
         }
         let name = group_name(Path::new("/run/bellhop"));
         assert_eq!(name, "bellhop:run-bellhop");
+    }
+
+    #[test]
+    fn a_process_that_was_killed_for_memory_is_counted() {
+        let events = |kills| format!("low 0\nmax 12\noom 1\noom_kill {kills}\noom_group_kill 1\n");
+        assert!(has_oom_kill(&events(3)));
+        assert!(!has_oom_kill(&events(0)));
+        assert!(!has_oom_kill(""));
+        let groups = Groups(PathBuf::from("/nowhere"));
+        assert!(!groups.ran_out_of_memory("web"));
     }
 
     #[test]

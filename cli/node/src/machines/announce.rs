@@ -119,10 +119,8 @@ mod tests {
             let device = DeviceInfo {
                 status: 15,
                 driver_ok,
-                broken: false,
-                features_offered: Vec::new(),
                 features_negotiated: negotiated.map(names),
-                queues: Vec::new(),
+                ..DeviceInfo::default()
             };
             assert_eq!(is_mute(Some(&device)), mute, "{device:?}");
         }

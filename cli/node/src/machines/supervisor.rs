@@ -263,14 +263,22 @@ async fn until_end(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Ide
     let awaited = entry
         .record()
         .is_some_and(|record| record.incoming.is_some());
+    let groups = machines.sandbox.groups();
     match (said, status) {
         (Some(end), _) => end,
+        _ if groups.is_some_and(|groups| groups.ran_out_of_memory(entry.name().as_str())) => {
+            killed(OUT_OF_MEMORY)
+        }
         // 0 is also the code of a process that was stopped while it waited for its guest.
         (None, Some(status)) if status.success() && awaited => gone(),
         (None, Some(status)) => from_status(status),
         (None, None) => gone(),
     }
 }
+
+const OUT_OF_MEMORY: &str = "the kernel killed its process because memory ran out: that of its \
+                             control group (memory.max), or that of the host (`journalctl -k` \
+                             shows which)";
 
 /// Without a free descriptor no process can be watched. This counts as its end, so the next check
 /// decides.

@@ -197,8 +197,8 @@ pub(crate) struct Engine {
     /// Simulates storage that does not answer.
     #[cfg(test)]
     pub(super) is_hung: bool,
-    /// Whether an error was logged. A guest on a broken disk must not flood the log.
-    warned: bool,
+    /// How many operations failed. Only the first error is logged.
+    errors: u64,
 }
 
 vdpa::opaque_debug! {
@@ -228,8 +228,13 @@ impl Engine {
             cancelled: false,
             #[cfg(test)]
             is_hung: false,
-            warned: false,
+            errors: 0,
         })
+    }
+
+    /// Returns how many operations failed.
+    pub(crate) fn errors(&self) -> u64 {
+        self.errors
     }
 
     /// Returns the image.
@@ -345,14 +350,15 @@ impl Engine {
                 }
                 if let Err(error) = &result
                     && may_resume
-                    && !self.warned
                 {
-                    self.warned = true;
-                    tracing::warn!(
-                        %error,
-                        "the disk image fails; the guest sees I/O errors; later errors are not \
-                         logged"
-                    );
+                    if self.errors == 0 {
+                        tracing::warn!(
+                            %error,
+                            "the disk image fails; the guest sees I/O errors; later errors are \
+                             counted, not logged"
+                        );
+                    }
+                    self.errors = self.errors.saturating_add(1);
                 }
                 finished.push(Done {
                     ticket: slot.ticket,

@@ -368,6 +368,10 @@ impl Backend for Block {
         }
     }
 
+    fn io_errors(&self) -> Option<u64> {
+        Some(self.engine.errors())
+    }
+
     // `writeback` would be writable with CONFIG_WCE, which is not offered.
     fn write_config(&mut self, _offset: u32, _data: &[u8]) {}
 

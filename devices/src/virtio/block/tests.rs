@@ -306,6 +306,7 @@ fn an_image_that_shrinks_is_an_error() {
         rig.request(VIRTIO_BLK_T_IN, 0, &[writable(DATA, 512)]),
         (0, 513)
     );
+    assert_eq!(rig.block.io_errors(), Some(1));
 }
 
 #[test]

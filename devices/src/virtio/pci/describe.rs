@@ -2,7 +2,7 @@
 
 use super::common::{CommonConfig, NO_VECTOR, QueueState};
 use super::notify::{KickPath, NotifyDoorbells};
-use crate::virtio::backend::{QueueAddresses, QueueRole};
+use crate::virtio::backend::{Backend, QueueAddresses, QueueRole};
 use crate::virtio::status::{FAILED, FEATURES_OK, NEEDS_RESET};
 
 /// A queue at one moment.
@@ -51,10 +51,16 @@ pub struct DeviceDescription {
     pub negotiated: Option<u64>,
     /// All queues, in the order of their indices.
     pub queues: Vec<QueueDescription>,
+    /// How many requests failed because of the host's storage, if it is a disk.
+    pub io_errors: Option<u64>,
 }
 
 impl DeviceDescription {
-    pub(super) fn new(device_type: u32, common: &CommonConfig, notify: &NotifyDoorbells) -> Self {
+    pub(super) fn new(
+        backend: &dyn Backend,
+        common: &CommonConfig,
+        notify: &NotifyDoorbells,
+    ) -> Self {
         let saved = common.save();
         let agreed = saved.status & FEATURES_OK != 0;
         let queue = |(index, (state, max_size)): (u16, (&QueueState, u16))| QueueDescription {
@@ -67,11 +73,12 @@ impl DeviceDescription {
         };
         let queues = saved.queues.iter().zip(common.max_sizes());
         Self {
-            device_type,
+            device_type: backend.device_type(),
             status: saved.status,
             offered: common.offer(),
             negotiated: agreed.then_some(saved.driver_features),
             queues: (0..).zip(queues).map(queue).collect(),
+            io_errors: backend.io_errors(),
         }
     }
 

@@ -577,7 +577,7 @@ impl Transport {
     }
 
     pub(super) fn describe(&self) -> DeviceDescription {
-        DeviceDescription::new(self.backend.device_type(), &self.common, &self.doorbells)
+        DeviceDescription::new(&*self.backend, &self.common, &self.doorbells)
     }
 
     /// Passes the queues on which the backend works now to `visit`, with the memory of their rings.

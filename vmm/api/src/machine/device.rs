@@ -75,6 +75,11 @@ pub struct DeviceInfo {
     pub features_negotiated: Option<Vec<String>>,
     /// All its queues, the control queue among them.
     pub queues: Vec<QueueInfo>,
+    /// How many requests failed because of the host's storage, since the disk was opened; null for
+    /// other devices.
+    #[serde(default)]
+    #[schema(required)]
+    pub io_errors: Option<u64>,
 }
 
 described! {

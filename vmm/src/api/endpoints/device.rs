@@ -39,6 +39,7 @@ impl From<&DeviceStatus> for DeviceInfo {
             queues: queues
                 .map(|(queue, watch)| queue_info(queue, watch))
                 .collect(),
+            io_errors: device.io_errors,
         }
     }
 }

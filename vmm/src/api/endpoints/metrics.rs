@@ -134,6 +134,13 @@ impl Counted {
         let labelled = self.devices.iter();
         let labelled = labelled.map(|(id, device)| (vec![("device", id.as_str())], device));
         text.devices("bellhop_device", &labelled.collect::<Vec<_>>());
+        let help = "Requests that failed because of the host's storage";
+        let mut errors = text.counter("bellhop_device_io_errors_total", help);
+        for (id, device) in &self.devices {
+            if let Some(count) = device.io_errors {
+                errors.sample(&[("device", id)], count);
+            }
+        }
         let help = "1 while something is wrong with the queue";
         let mut alarms = text.gauge("bellhop_queue_alarm", help);
         for (id, device) in &self.devices {
