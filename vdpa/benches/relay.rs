@@ -2,7 +2,8 @@
 //! and device only move their indices.
 //!
 //! Only the passes are timed, not guest and device between them. Each element is a chain of one
-//! writable buffer, without EVENT_IDX. The figure is the median of several rounds.
+//! writable buffer, without EVENT_IDX. Behind an IOMMU each page of RAM has its own mapping. The
+//! figure is the median of several rounds.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -10,7 +11,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use vdpa::device::{VringAddresses, VringBase};
-use vdpa::memory::{GuestMemory, SharedBuffer};
+use vdpa::iotlb::Access;
+use vdpa::iova::{IovaRange, PAGE_SIZE};
+use vdpa::memory::{AddressSpace, DeviceMemory, GuestMemory, Mode, Piece, SharedBuffer};
 use vdpa::relay::{FullShadow, PASS_LIMIT, Svq, UsedShadow};
 use vdpa::ring::split::GuestRing;
 use vdpa::ring::{PackedLayout, RingFormat, SplitLayout, packed};
@@ -33,9 +36,28 @@ const ADDRESSES: VringAddresses = VringAddresses {
     device: 0x8000,
 };
 
+/// Guest RAM, with the same addresses behind an IOMMU.
+fn ram(iommu: bool) -> Result<DeviceMemory> {
+    let ram = Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), RAM)])?);
+    if !iommu {
+        return Ok(ram.into());
+    }
+    let space = AddressSpace::new(IovaRange::ALL);
+    space.change(|space| -> Result<()> {
+        space.set_mode(Mode::Mapped);
+        for gpa in (0..u64::try_from(RAM)?).step_by(4096) {
+            let page = IovaRange::from_size(gpa, PAGE_SIZE).ok_or("a page has a size")?;
+            let access = Access::ReadWrite;
+            space.map(page, Piece { gpa, access })?;
+        }
+        Ok(())
+    })?;
+    Ok(DeviceMemory::behind(ram, Arc::new(space)))
+}
+
 /// Guest RAM with a ring whose entry i names descriptor i.
-fn guest() -> Result<Arc<GuestMemory>> {
-    let memory = GuestMemory::from_ranges(&[(GuestAddress(0), RAM)])?;
+fn guest(iommu: bool) -> Result<DeviceMemory> {
+    let memory = ram(iommu)?;
     for index in 0..SIZE {
         let number = u64::from(index);
         let at = ADDRESSES.descriptor + 16 * number;
@@ -47,7 +69,7 @@ fn guest() -> Result<Arc<GuestMemory>> {
         let entry = ADDRESSES.driver + 4 + 2 * number;
         memory.write_obj(index.to_le(), GuestAddress(entry))?;
     }
-    Ok(Arc::new(memory))
+    Ok(memory)
 }
 
 /// The device's side: the rings that it reads and writes.
@@ -82,11 +104,11 @@ impl Device<'_> {
 }
 
 /// Time spent in passes for [`LAPS`] laps of [`SIZE`] elements.
-fn laps(relay: &mut dyn Svq, memory: &GuestMemory, device: &Device<'_>) -> Result<Duration> {
+fn laps(relay: &mut dyn Svq, memory: &DeviceMemory, device: &Device<'_>) -> Result<Duration> {
     let (mut index, mut spent) = (0u16, Duration::ZERO);
     for _ in 0..LAPS {
         let avail = index.wrapping_add(SIZE);
-        memory.store(
+        memory.ram().store(
             avail.to_le(),
             GuestAddress(ADDRESSES.driver + 2),
             Ordering::Release,
@@ -106,9 +128,9 @@ fn laps(relay: &mut dyn Svq, memory: &GuestMemory, device: &Device<'_>) -> Resul
     Ok(spent)
 }
 
-fn used_shadow() -> Result<Duration> {
-    let memory = guest()?;
-    let ring = GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES, false)?;
+fn used_shadow(iommu: bool) -> Result<Duration> {
+    let memory = guest(iommu)?;
+    let ring = GuestRing::new(memory.clone(), SIZE, ADDRESSES, false)?;
     let private = Arc::new(SharedBuffer::new(UsedShadow::memory_size(SIZE), PRIVATE)?);
     let mut queue = UsedShadow::new(ring, Arc::clone(&private), 0, false, false, 0)?;
     let device = Device {
@@ -119,9 +141,9 @@ fn used_shadow() -> Result<Duration> {
     laps(&mut queue, &memory, &device)
 }
 
-fn full_shadow() -> Result<Duration> {
-    let memory = guest()?;
-    let ring = GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES, false)?;
+fn full_shadow(iommu: bool) -> Result<Duration> {
+    let memory = guest(iommu)?;
+    let ring = GuestRing::new(memory.clone(), SIZE, ADDRESSES, false)?;
     let layout = SplitLayout::new(SIZE)?;
     let private = Arc::new(SharedBuffer::new(layout.size(), PRIVATE)?);
     let base = VringBase::initial(false);
@@ -144,9 +166,9 @@ fn full_shadow() -> Result<Duration> {
 }
 
 /// A packed ring: both sides write all descriptors of one lap.
-fn full_shadow_packed() -> Result<Duration> {
-    let memory = Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), RAM)])?);
-    let ring = packed::GuestRing::new(Arc::clone(&memory), SIZE, ADDRESSES, false)?;
+fn full_shadow_packed(iommu: bool) -> Result<Duration> {
+    let memory = ram(iommu)?;
+    let ring = packed::GuestRing::new(memory.clone(), SIZE, ADDRESSES, false)?;
     let layout = PackedLayout::new(SIZE)?;
     let private = Arc::new(SharedBuffer::new(layout.size(), PRIVATE)?);
     let start = VringBase::initial(true);
@@ -163,13 +185,19 @@ fn full_shadow_packed() -> Result<Duration> {
             let number = u64::from(index);
             let at = ADDRESSES.descriptor + 16 * number;
             let buffer = BUFFERS + u64::from(BUFFER) * number;
-            memory.write_obj(buffer.to_le(), GuestAddress(at))?;
-            memory.write_obj(BUFFER.to_le(), GuestAddress(at + 8))?;
-            memory.write_obj(index.to_le(), GuestAddress(at + 12))?;
-            memory.store(available.to_le(), GuestAddress(at + 14), Ordering::Release)?;
+            memory.ram().write_obj(buffer.to_le(), GuestAddress(at))?;
+            memory
+                .ram()
+                .write_obj(BUFFER.to_le(), GuestAddress(at + 8))?;
+            memory
+                .ram()
+                .write_obj(index.to_le(), GuestAddress(at + 12))?;
+            memory
+                .ram()
+                .store(available.to_le(), GuestAddress(at + 14), Ordering::Release)?;
         }
         let begin = Instant::now();
-        queue.pass(&*memory)?;
+        queue.pass(&memory)?;
         spent += begin.elapsed();
         for index in 0..SIZE {
             let at = entries + 16 * u64::from(index);
@@ -177,7 +205,7 @@ fn full_shadow_packed() -> Result<Duration> {
             private.store_u16(used, at + 14, Ordering::Release)?;
         }
         let begin = Instant::now();
-        let pass = queue.pass(&*memory)?;
+        let pass = queue.pass(&memory)?;
         spent += begin.elapsed();
         if pass.used != SIZE {
             return Err(format!("a pass relayed {} of {SIZE} elements", pass.used).into());
@@ -191,19 +219,21 @@ fn main() -> Result<()> {
         (
             "used-shadow",
             RingFormat::Split,
-            used_shadow as fn() -> Result<Duration>,
+            used_shadow as fn(bool) -> Result<Duration>,
         ),
         ("shadowed", RingFormat::Split, full_shadow),
         ("shadowed", RingFormat::Packed, full_shadow_packed),
     ] {
-        let mut rounds = Vec::with_capacity(ROUNDS);
-        for _ in 0..ROUNDS {
-            rounds.push(run()?);
+        for (iommu, suffix) in [(false, ""), (true, ", behind an IOMMU")] {
+            let mut rounds = Vec::with_capacity(ROUNDS);
+            for _ in 0..ROUNDS {
+                rounds.push(run(iommu)?);
+            }
+            rounds.sort();
+            let median = rounds.get(ROUNDS / 2).copied().unwrap_or_default();
+            let per_element = median.as_secs_f64() * 1e9 / (f64::from(LAPS) * f64::from(SIZE));
+            println!("{name:<11} {per_element:>8.1} ns per element ({format}{suffix})");
         }
-        rounds.sort();
-        let median = rounds.get(ROUNDS / 2).copied().unwrap_or_default();
-        let per_element = median.as_secs_f64() * 1e9 / (f64::from(LAPS) * f64::from(SIZE));
-        println!("{name:<10} {per_element:>8.1} ns per element ({format})");
     }
     Ok(())
 }

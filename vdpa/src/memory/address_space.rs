@@ -108,7 +108,7 @@ impl AddressSpace {
         Reader(self.inner.read())
     }
 
-    /// Changes mode and mappings once no [`Reader`] is left.
+    /// Changes mode and mappings once no [`Reader`] is left. `f` must not read by this space.
     pub fn change<R>(&self, f: impl FnOnce(&mut Writer<'_>) -> R) -> R {
         let mut inner = self.inner.write();
         // Under the lock: a reader that sees this number sees the change too.

@@ -96,16 +96,15 @@ impl DeviceMemory {
             }
         }
     }
-}
 
-impl vm_memory::GuestMemory for DeviceMemory {
-    type PhysicalMemory = GuestMemory;
-    type Bitmap = AtomicBitmap;
-
-    fn check_range(&self, addr: GuestAddress, count: usize, access: Permissions) -> bool {
-        let Some(space) = &self.space else {
-            return GuestMemoryBackend::check_range(&*self.ram, addr, count);
-        };
+    /// Whether all of a range has this access behind the IOMMU.
+    #[inline(never)]
+    fn reaches(
+        &self,
+        space: &AddressSpace,
+        (addr, count): (GuestAddress, usize),
+        access: Permissions,
+    ) -> bool {
         let Some(range) = range(addr, count) else {
             return count == 0;
         };
@@ -125,6 +124,19 @@ impl vm_memory::GuestMemory for DeviceMemory {
             next = part.last().checked_add(1);
         }
         next.is_none_or(|next| next > range.last())
+    }
+}
+
+impl vm_memory::GuestMemory for DeviceMemory {
+    type PhysicalMemory = GuestMemory;
+    type Bitmap = AtomicBitmap;
+
+    #[inline]
+    fn check_range(&self, addr: GuestAddress, count: usize, access: Permissions) -> bool {
+        let Some(space) = &self.space else {
+            return GuestMemoryBackend::check_range(&*self.ram, addr, count);
+        };
+        self.reaches(space, (addr, count), access)
     }
 
     fn get_slices<'a>(
@@ -155,6 +167,7 @@ impl vm_memory::GuestMemory for DeviceMemory {
         })
     }
 
+    #[inline]
     fn physical_memory(&self) -> Option<&GuestMemory> {
         self.space.is_none().then_some(&*self.ram)
     }
@@ -239,7 +252,7 @@ impl<'a> GuestMemorySliceIterator<'a, BS<'a, AtomicBitmap>> for Slices<'a> {}
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use proptest::prelude::*;
     use vm_memory::bitmap::Bitmap as _;
@@ -383,6 +396,44 @@ mod tests {
             change.join().unwrap();
         });
         memory.write_obj(1u8, GuestAddress(0)).unwrap_err();
+    }
+
+    #[test]
+    fn nothing_is_written_once_an_unmap_has_returned() {
+        let page = IovaRange::from_size(0, PAGE_SIZE).unwrap();
+        let (gpa, access) = (0, Access::ReadWrite);
+        let memory = behind(&[(0, 0, access)]);
+        let space = memory.space().unwrap();
+        let stop = AtomicBool::new(false);
+        let read = || -> [u64; 2] { memory.ram().read_obj(GuestAddress(0)).unwrap() };
+        std::thread::scope(|scope| {
+            for writer in [0, 8] {
+                let (memory, stop) = (&memory, &stop);
+                scope.spawn(move || {
+                    for number in 0u64.. {
+                        let address = GuestAddress(writer);
+                        let _ = memory.write_obj(number, address);
+                        let _ = memory.store(number, address, Ordering::Relaxed);
+                        if stop.load(Ordering::Relaxed) {
+                            return;
+                        }
+                    }
+                });
+            }
+            let unmaps = (0..2000).map(|_| {
+                space.change(|space| space.unmap(page).unwrap());
+                let before = read();
+                std::thread::yield_now();
+                let after = read();
+                space.change(|space| space.map(page, Piece { gpa, access }).unwrap());
+                before == after
+            });
+            // All rounds, and the writers end, before a failure is reported.
+            let unchanged = unmaps.filter(|&unchanged| unchanged).count();
+            stop.store(true, Ordering::Relaxed);
+            assert!(read() > [0; 2]);
+            assert_eq!(unchanged, 2000);
+        });
     }
 
     proptest! {

@@ -42,6 +42,9 @@ impl Dirty for GuestMemory {
 /// Marks by guest-physical address. Parts that the device cannot write are ignored.
 impl Dirty for DeviceMemory {
     fn mark(&self, address: u64, len: u32) {
+        if self.space().is_none() {
+            return self.ram().mark(address, len);
+        }
         self.for_each_written(address, u64::from(len), |gpa, part| {
             // A part of `len` bytes fits.
             self.ram().mark(gpa, u32::try_from(part).unwrap_or(len));

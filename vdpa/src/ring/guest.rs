@@ -26,6 +26,26 @@ pub(super) const DESCRIPTOR_SIZE: u64 = 16;
 /// size, but drivers with indirect tables exceed it.
 const CHAIN_MIN_LIMIT: u16 = 256;
 
+/// An access to guest memory; without an IOMMU to RAM itself, which is shorter.
+macro_rules! direct {
+    ($areas:expr, $memory:ident => $access:expr) => {
+        match $areas.memory.physical_memory() {
+            Some($memory) => $access,
+            None => translated(|| {
+                let $memory = &$areas.memory;
+                $access
+            }),
+        }
+    };
+}
+
+/// Keeps the translation of an access apart from the short way.
+#[cold]
+#[inline(never)]
+fn translated<R>(access: impl FnOnce() -> R) -> R {
+    access()
+}
+
 /// The areas of a ring in guest memory, by device addresses.
 #[derive(Debug, Clone)]
 pub struct Areas {
@@ -99,8 +119,8 @@ impl Areas {
     /// The descriptor at a device address, as it was at one moment: address, length, and
     /// its last two fields. Little-endian in memory.
     pub(super) fn descriptor(&self, at: u64) -> Result<(u64, u32, u16, u16), Error> {
-        let [address, rest]: [u64; 2] =
-            self.memory.read_obj(GuestAddress(at)).map_err(access(at))?;
+        let read: Result<[u64; 2], _> = direct!(self, memory => memory.read_obj(GuestAddress(at)));
+        let [address, rest] = read.map_err(access(at))?;
         let [l0, l1, l2, l3, x0, x1, y0, y1] = rest.to_ne_bytes();
         Ok((
             u64::from_le(address),
@@ -111,21 +131,19 @@ impl Areas {
     }
 
     pub(super) fn load(&self, address: u64, ordering: Ordering) -> Result<u16, Error> {
-        self.memory
-            .load(GuestAddress(address), ordering)
+        direct!(self, memory => memory.load(GuestAddress(address), ordering))
             .map(u16::from_le)
             .map_err(access(address))
     }
 
     pub(super) fn store(&self, address: u64, value: u16, ordering: Ordering) -> Result<(), Error> {
-        self.memory
-            .store(value.to_le(), GuestAddress(address), ordering)
+        let value = value.to_le();
+        direct!(self, memory => memory.store(value, GuestAddress(address), ordering))
             .map_err(access(address))
     }
 
     pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.memory
-            .write_slice(bytes, GuestAddress(address))
+        direct!(self, memory => memory.write_slice(bytes, GuestAddress(address)))
             .map_err(access(address))
     }
 

@@ -40,7 +40,8 @@ use crate::layout::{ACPI_TABLES, ACPI_TABLES_LEN, Layout};
 const TABLE_ALIGNMENT: usize = 16;
 
 /// Writes the tables of a machine with `cpus` processors, whose APIC IDs are
-/// `0..cpus`, and returns the address of the RSDP (always [`ACPI_TABLES`]). `iommu`: it has an IOMMU.
+/// `0..cpus`, and returns the address of the RSDP (always [`ACPI_TABLES`]). With `iommu` it has an
+/// IOMMU.
 ///
 /// # Errors
 /// [`Error`]; `cpus` must not be 0.

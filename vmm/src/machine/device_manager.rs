@@ -282,6 +282,12 @@ impl DeviceManager {
         self.iommu.as_ref().map(|iommu| iommu.lock().counters())
     }
 
+    /// Returns the last device address that the guest may map by its IOMMU, if it has one.
+    pub(super) fn last_iova(&self) -> Option<u64> {
+        let iommu = self.iommu.as_ref()?;
+        Some(iommu.lock().input().last())
+    }
+
     /// Whether the guest has an IOMMU.
     pub(super) fn has_iommu(&self) -> bool {
         self.iommu.is_some()

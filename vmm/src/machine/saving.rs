@@ -226,6 +226,7 @@ impl Machine {
         clock_policy: ClockPolicy,
     ) -> Result<(), Error> {
         self.device_manager.check(&saved.devices)?;
+        self.device_manager.check_domains(saved.iommu.as_ref())?;
         self.restore_board(&saved, clock_policy)?;
         self.requests.publish_boot(true);
         self.quiesced = Some(Quiesced {

@@ -7,9 +7,9 @@
 //!    else blocked)       DETACH,     +-------------------------------+
 //!                        reset
 //! ```
-//! A domain exists while an endpoint is attached to it. It has mappings, or is of the kind *bypass*:
-//! device addresses are guest-physical. There are at most as many domains as endpoints, so guests
-//! cannot make more.
+//! A domain exists while an endpoint is attached to it. It has mappings, or is of the kind
+//! *bypass*: device addresses are guest-physical. There are at most as many domains as endpoints,
+//! so guests cannot make more.
 //!
 //! **Order.** An endpoint changes before the books: a refused ATTACH changes nothing. MAP and UNMAP
 //! change the domain's [`AddressSpace`] first, which waits for readers in this process, then every
@@ -17,8 +17,8 @@
 //!
 //! **Refusals.** The MAPs and UNMAPs of one kick are one change set for each domain. If an endpoint
 //! refuses the set, it is rolled back in all of them. Then its requests are served one by one, so
-//! that only the cause gets an error. That matters because Linux ignores the status of an UNMAP: its
-//! pages must not stay mapped. If an endpoint refuses even a lone UNMAP, or a roll-back, it is
+//! that only the cause gets an error. That matters because Linux ignores the status of an UNMAP:
+//! its pages must not stay mapped. If an endpoint refuses even a lone UNMAP, or a roll-back, it is
 //! blocked until its driver resets it.
 //!
 //! Owns the books and their limits. It must not know the layout of requests, nor how a device

@@ -4,8 +4,8 @@
 //!   vCPU: kick of the request queue
 //!     |  all requests that wait
 //!     v
-//!   request ------> domains ------> endpoint (one per device behind the IOMMU) ------> Translated
-//!     parses          books, address spaces      its function's lock                   its mappings
+//!   request -----> domains -----> endpoint (one per device behind the IOMMU) ----> Translated
+//!     parses         books, address spaces     its function's lock                 its mappings
 //!     <--- statuses ---+
 //! ```
 //! **Requests are served in the thread of the vCPU that kicked.** Linux spins for the answer with
@@ -15,8 +15,8 @@
 //! The event queue reports faults of emulated devices. vDPA devices report none to the VMM, so the
 //! driver's buffers stay there unused, and the queue has no state.
 //!
-//! Owns the request queue while the driver runs. The domains are shared with the machine, which adds
-//! and removes devices. It must not know the transport, nor how a device maps memory.
+//! Owns the request queue while the driver runs. The domains are shared with the machine, which
+//! adds and removes devices. It must not know the transport, nor how a device maps memory.
 
 mod domains;
 mod endpoint;

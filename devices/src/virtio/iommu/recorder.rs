@@ -1,4 +1,5 @@
-//! A model of a device behind the IOMMU, for tests: it records its mappings, and refuses on request.
+//! A model of a device behind the IOMMU, for tests: it records its mappings, and refuses on
+//! request.
 
 use std::sync::Arc;
 

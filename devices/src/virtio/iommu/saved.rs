@@ -3,6 +3,9 @@
 //! The state comes from a file or another host: every mapping is checked as a MAP of a guest. The
 //! request queue is part of the device's own state.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use vdpa::iotlb::Access;
 use vdpa::iova::IovaRange;
@@ -74,12 +77,37 @@ impl Domains {
         }
     }
 
+    /// Checks whether [`Domains::restore`] accepts a state, as far as possible without the devices.
+    ///
+    /// # Errors
+    /// No guest could have reached this state, or it does not fit this machine.
+    pub fn check(&self, state: &DomainsState) -> Result<(), Error> {
+        self.read(state).map(drop)
+    }
+
     /// Restores a saved state, before the devices start. It replaces what there is.
     ///
     /// # Errors
-    /// No guest could have reached this state, it does not fit this machine, or a device refuses
-    /// its domain. The devices then have some of it.
+    /// As [`Domains::check`], and nothing has changed then. Or a device refuses its domain.
     pub fn restore(&mut self, state: &DomainsState) -> Result<(), Error> {
+        let domains = self.read(state)?;
+        self.reset();
+        for (id, domain, endpoints) in domains {
+            let space = Arc::clone(&domain.space);
+            self.domains.insert(id, domain);
+            for endpoint in endpoints {
+                if let Some(member) = self.endpoints.get_mut(endpoint) {
+                    member.device.enter(&space)?;
+                    member.domain = Some(id);
+                }
+            }
+        }
+        self.set_bypass(state.bypass);
+        Ok(())
+    }
+
+    /// Returns the number, the mappings and the endpoints of each domain.
+    fn read<'a>(&self, state: &'a DomainsState) -> Result<Vec<(u32, Domain, &'a [u32])>, Error> {
         let last = self.limits.input.last();
         if state.last != last {
             return Err(Error::other(format!(
@@ -88,48 +116,41 @@ impl Domains {
                 state.last
             )));
         }
-        self.reset();
-        for domain in &state.domains {
-            let restored = self.restore_domain(domain);
-            restored.map_err(Error::context(format!(
-                "cannot restore domain {} of the IOMMU",
-                domain.id
+        let (mut ids, mut attached) = (BTreeSet::new(), BTreeSet::new());
+        let domains = state.domains.iter().map(|state| {
+            let mut endpoints = state.endpoints.iter();
+            let possible = state.id <= LAST_DOMAIN
+                && ids.insert(state.id)
+                && !state.endpoints.is_empty()
+                && endpoints.all(|endpoint| {
+                    self.endpoints.contains_key(endpoint) && attached.insert(*endpoint)
+                });
+            let read = if possible {
+                self.read_domain(state)
+            } else {
+                Err(Error::other("its number or its endpoints are not possible"))
+            };
+            let id = state.id;
+            let domain = read.map_err(Error::context(format!(
+                "cannot restore domain {id} of the guest's IOMMU"
             )))?;
-        }
-        self.set_bypass(state.bypass);
-        Ok(())
+            Ok((id, domain, state.endpoints.as_slice()))
+        });
+        domains.collect()
     }
 
-    fn restore_domain(&mut self, state: &DomainState) -> Result<(), Error> {
+    fn read_domain(&self, state: &DomainState) -> Result<Domain, Error> {
         let mode = if state.bypass {
             Mode::Identity
         } else {
             Mode::Mapped
         };
-        let possible = state.id <= LAST_DOMAIN
-            && !self.domains.contains_key(&state.id)
-            && !state.endpoints.is_empty();
-        if !possible {
-            return Err(Error::other(
-                "no endpoint is attached to it, or it is not possible",
-            ));
-        }
         let edits = state.mappings.iter().map(MappingState::edit);
-        let edits: Vec<Edit> = edits.collect::<Result<_, _>>()?;
-        let (domain, statuses) = self.filled(mode, &edits);
+        let (domain, statuses) = self.filled(mode, &edits.collect::<Result<Vec<_>, _>>()?);
         if statuses.iter().any(|status| *status != Status::Ok) {
             return Err(Error::other("a guest cannot have one of its mappings"));
         }
-        for &endpoint in &state.endpoints {
-            let member = self.endpoints.get_mut(&endpoint);
-            let member = member.filter(|member| member.domain.is_none());
-            let member = member
-                .ok_or_else(|| Error::other(format!("there is no free endpoint {endpoint:#x}")))?;
-            member.device.enter(&domain.space)?;
-            member.domain = Some(state.id);
-        }
-        self.domains.insert(state.id, domain);
-        Ok(())
+        Ok(domain)
     }
 }
 
@@ -157,8 +178,6 @@ impl MappingState {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use parking_lot::Mutex;
     use proptest::prelude::*;
 
@@ -176,13 +195,16 @@ mod tests {
         (domains, recorders)
     }
 
-    fn saved() -> DomainsState {
-        let (mut domains, _) = with_recorders();
-        let attach = |domain, endpoint, bypass| Request::Attach {
+    fn attach(domain: u32, endpoint: u32, bypass: bool) -> Request {
+        Request::Attach {
             domain,
             endpoint,
             bypass,
-        };
+        }
+    }
+
+    fn saved() -> DomainsState {
+        let (mut domains, _) = with_recorders();
         let map = |first: u64, access| Request::Map {
             domain: 7,
             range: IovaRange::from_size(first, 0x2000).unwrap(),
@@ -206,6 +228,7 @@ mod tests {
     fn a_saved_state_is_restored_and_saved_alike() {
         let state = saved();
         let (mut domains, recorders) = with_recorders();
+        domains.check(&state).unwrap();
         domains.restore(&state).unwrap();
         assert_eq!(domains.save(), state);
         assert!(!domains.bypass);
@@ -243,7 +266,11 @@ mod tests {
             let mut state = saved();
             change(&mut state);
             let (mut domains, _) = with_recorders();
+            domains.serve(&[attach(1, 0, false)]);
+            let before = domains.save();
+            assert!(domains.check(&state).is_err(), "{name}");
             assert!(domains.restore(&state).is_err(), "{name}");
+            assert_eq!(domains.save(), before, "{name}");
         }
     }
 

@@ -54,8 +54,8 @@ fn forget(kick: &Arc<EventFd>) {
 /// The target of a guest's store to a queue's notify page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KickPath {
-    /// The VMM's threads, which signal the eventfd or serve the queue: the BAR is not decoded,
-    /// nothing better is available, or the backend serves the queue inline.
+    /// The VMM's threads, which signal the eventfd: the BAR is not decoded, or nothing better is
+    /// available. Or the backend serves the queue in the vCPU's thread.
     Exit,
     /// The kick eventfd, inside KVM (ioeventfd).
     Eventfd,

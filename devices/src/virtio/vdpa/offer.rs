@@ -6,7 +6,7 @@
 //! | GUEST_ANNOUNCE | STATUS and CTRL_VQ are passed on; the VMM sets the bit and takes the ack |
 //! | MAC | the device has no address but accepts CTRL_MAC_ADDR, and the user gives an address |
 //! | RING_RESET | the device can suspend and resume, and keeps ring positions |
-//! | ACCESS_PLATFORM | the guest's IOMMU decides what the device reaches; the driver must accept it |
+//! | ACCESS_PLATFORM | the device is behind the guest's IOMMU; the driver must accept it |
 //!
 //! With `mac_lock` the guest gets no feature that changes its MAC address or a filter. The VMM then
 //! negotiates CTRL_MAC_ADDR and CTRL_RX with the device for itself. It sets the configured address.

@@ -3,7 +3,7 @@
 //! Owns which state belongs to which device, and the rule that a machine has exactly the devices
 //! that were saved. It must not know the content of a state.
 
-use devices::virtio::iommu::DomainsState;
+use devices::virtio::iommu::{Domains, DomainsState};
 
 use super::super::error::{RequestError, SnapshotError};
 use super::super::iommu::IOMMU;
@@ -52,8 +52,27 @@ impl DeviceManager {
         &self,
         saved: Option<&DomainsState>,
     ) -> Result<(), SnapshotError> {
+        self.with_domains(saved, Domains::restore)
+    }
+
+    /// Checks the domains as [`DeviceManager::restore_domains`] does, without the devices.
+    ///
+    /// # Errors
+    /// As [`DeviceManager::restore_domains`]; nothing has changed.
+    pub(in super::super) fn check_domains(
+        &self,
+        saved: Option<&DomainsState>,
+    ) -> Result<(), SnapshotError> {
+        self.with_domains(saved, |domains, saved| domains.check(saved))
+    }
+
+    fn with_domains(
+        &self,
+        saved: Option<&DomainsState>,
+        work: impl FnOnce(&mut Domains, &DomainsState) -> Result<(), devices::Error>,
+    ) -> Result<(), SnapshotError> {
         match (&self.iommu, saved) {
-            (Some(iommu), Some(saved)) => iommu.lock().restore(saved).map_err(|source| {
+            (Some(iommu), Some(saved)) => work(&mut iommu.lock(), saved).map_err(|source| {
                 let id = IOMMU.to_owned();
                 SnapshotError::Device { id, source }
             }),

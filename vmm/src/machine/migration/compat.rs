@@ -89,6 +89,9 @@ pub(super) struct Document {
     /// The CPUID of the first vCPU, as the guest sees it.
     pub(super) cpuid: Vec<CpuidLeaf>,
     pub(super) devices: Vec<DocumentDevice>,
+    /// The last device address that the guest may map by its IOMMU, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) last_iova: Option<u64>,
 }
 
 /// The properties of a device on which its driver can rely.
@@ -335,6 +338,7 @@ impl Document {
                  (--cpu x86-64-v2) also moves to others",
             ));
         }
+        refusals.extend(self.compare_iommu(device_manager.last_iova()));
         let here = device_manager.devices();
         for device in &here {
             if self.devices.iter().all(|there| there.id != device.id) {
@@ -365,6 +369,24 @@ impl Document {
             }
         }
         refusals
+    }
+
+    /// Compares the addresses of the guest's IOMMU, which its driver has read.
+    fn compare_iommu(&self, here: Option<u64>) -> Option<Refusal> {
+        let last = |last: Option<u64>| {
+            last.map_or_else(
+                || "absent".to_owned(),
+                |last| format!("with addresses up to {last:#x}"),
+            )
+        };
+        (self.last_iova != here).then(|| {
+            refusal(
+                "the guest's IOMMU",
+                last(self.last_iova),
+                last(here),
+                "give the guest NICs there that reach the same addresses, with iommu=on as here",
+            )
+        })
     }
 }
 
@@ -437,7 +459,26 @@ mod tests {
             config: serde_json::from_str(config).unwrap(),
             cpuid: Vec::new(),
             devices: Vec::new(),
+            last_iova: None,
         }
+    }
+
+    #[test]
+    fn the_iommu_has_the_same_addresses_on_both_hosts() {
+        let mut machine = machine(&[]);
+        assert!(machine.compare_iommu(None).is_none());
+        let refused = machine.compare_iommu(Some(0xffff)).unwrap();
+        assert_eq!(refused.source, "absent");
+        assert_eq!(refused.destination, "with addresses up to 0xffff");
+        machine.last_iova = Some(0xffff);
+        assert!(machine.compare_iommu(Some(0xffff)).is_none());
+        for other in [None, Some(0xfff)] {
+            let refused = machine.compare_iommu(other).unwrap();
+            assert!(refused.remedy.contains("iommu=on"));
+        }
+        // A source without an IOMMU says nothing about it.
+        let json = serde_json::to_value(document(r#"{"kernel": "k"}"#)).unwrap();
+        assert!(json.get("last_iova").is_none());
     }
 
     fn machine(nics: &[&str]) -> Document {

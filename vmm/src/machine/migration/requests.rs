@@ -131,6 +131,7 @@ impl Machine {
             config,
             cpuid: cpuid?,
             devices: devices.collect(),
+            last_iova: self.device_manager.last_iova(),
         };
         if send {
             self.outgoing.begin()?;

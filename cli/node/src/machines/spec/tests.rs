@@ -292,3 +292,22 @@ fn a_backup_is_created_like_the_nics_own_device() {
     let long = one(json!({ "id": "n".repeat(59), "from": "b", "backup": { "from": "b" } }));
     assert!(spec(long).check(&vm).is_err());
 }
+
+#[test]
+fn a_nic_behind_the_iommu_brings_one_that_its_process_keeps() {
+    let iommu = |nic: Value, iommu: Value| {
+        let value = json!({ "kernel": "/k", "nics": [nic], "iommu": iommu });
+        spec(value).unwrap().fixed().iommu
+    };
+    let plain = json!({ "id": "net0", "from": "b" });
+    let behind = json!({ "id": "net0", "from": "b", "iommu": true });
+    assert_eq!(iommu(plain.clone(), Value::Null), None);
+    assert_eq!(
+        iommu(behind.clone(), Value::Null),
+        Some(IommuConfig::default())
+    );
+    for nic in [plain, behind] {
+        let own = iommu(nic, json!({ "boot_bypass": false })).unwrap();
+        assert!(!own.boot_bypass);
+    }
+}
