@@ -300,8 +300,8 @@ fn strangers_and_readers_leave_connections_for_admins() {
         let token = Some("Bearer token-of-ops");
         let (status, body) = client.request(port, "GET", "/v1/version", token).unwrap();
         assert_eq!(status, 200, "{body}");
-        // Behind all strangers it would wait for five handshakes of 3 s each, and behind the readers
-        // for 10 s.
+        // Behind all strangers it would wait for five handshakes of 3 s each. Behind the readers it
+        // would wait for 10 s.
         assert!(
             begin.elapsed() < Duration::from_secs(8),
             "{:?}",

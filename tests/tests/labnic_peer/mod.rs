@@ -93,6 +93,7 @@ impl Peer {
     }
 
     /// Starts or stops unsolicited frames.
+    #[allow(dead_code, reason = "not every test needs them")]
     pub(crate) fn flood(&self, on: bool) {
         self.shared.floods.store(on, Ordering::Relaxed);
     }
