@@ -410,7 +410,7 @@ mod tests {
             for writer in [0, 8] {
                 let (memory, stop) = (&memory, &stop);
                 scope.spawn(move || {
-                    for number in 0u64.. {
+                    for number in 1u64.. {
                         let address = GuestAddress(writer);
                         let _ = memory.write_obj(number, address);
                         let _ = memory.store(number, address, Ordering::Relaxed);
@@ -420,7 +420,10 @@ mod tests {
                     }
                 });
             }
-            let unmaps = (0..2000).map(|_| {
+            while read().contains(&0) {
+                std::thread::yield_now();
+            }
+            let unmaps = (0..50).map(|_| {
                 space.change(|space| space.unmap(page).unwrap());
                 let before = read();
                 std::thread::yield_now();
@@ -431,8 +434,7 @@ mod tests {
             // All rounds, and the writers end, before a failure is reported.
             let unchanged = unmaps.filter(|&unchanged| unchanged).count();
             stop.store(true, Ordering::Relaxed);
-            assert!(read() > [0; 2]);
-            assert_eq!(unchanged, 2000);
+            assert_eq!(unchanged, 50);
         });
     }
 

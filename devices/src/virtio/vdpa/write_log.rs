@@ -153,8 +153,8 @@ pub(super) fn all(ram: &[IovaRange]) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Returns device addresses and lengths in bytes of untracked areas; `None`: all that the device can
-/// write.
+/// Returns device addresses and lengths in bytes of untracked areas; `None`: all that the device
+/// can write.
 fn areas(
     queues: impl Iterator<Item = (QueueAddresses, Reach)>,
     packed: bool,

@@ -164,8 +164,8 @@ fn may_be_lost_notification(event: Event) -> bool {
     )
 }
 
-/// Returns the avail and the used index (virtio 1.3, 2.7.6 and 2.7.8); `None` for a ring that is
-/// outside guest memory, or not mapped behind an IOMMU.
+/// Returns the avail and the used index (virtio 1.3, 2.7.6 and 2.7.8). `None`: the ring is outside
+/// guest memory, or not mapped behind an IOMMU.
 fn indices(ring: &RunningRing, memory: &DeviceMemory) -> Option<(u16, u16)> {
     let load = |area: u64| {
         let address = GuestAddress(area).checked_add(2)?;
