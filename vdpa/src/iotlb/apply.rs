@@ -31,11 +31,11 @@ impl<S: IotlbSink> Iotlb<S> {
         let steps = steps(changes, ram)?;
         let mut batch = self.batch_of(asid, steps.len() > 1)?;
         let done = batch.run(steps).and_then(|()| batch.end());
-        done.or_else(|error| match batch.roll_back() {
-            Ok(()) => Err(error),
+        done.map_err(|error| match batch.roll_back() {
+            Ok(()) => error,
             Err(undo) => {
                 let message = format!("{error}; and the IOTLB changes cannot be undone");
-                Err(Error::new(ErrorKind::NotRolledBack, message).because(undo))
+                Error::new(ErrorKind::NotRolledBack, message).because(undo)
             }
         })
     }

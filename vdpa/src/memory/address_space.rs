@@ -414,12 +414,13 @@ mod tests {
             operations in prop::collection::vec(operation(), 0..60),
         ) {
             let space = mapped();
-            let mut model = [None::<(usize, u64, Access)>; PAGES as usize + 3];
+            let index = |page| usize::try_from(page).unwrap();
+            let mut model = vec![None::<(usize, u64, Access)>; index(PAGES + 3)];
             for (number, operation) in operations.into_iter().enumerate() {
                 let (map, first, count, target, access) = operation;
                 let range = pages(first, count);
-                let at = first as usize..(first + count) as usize;
-                let before = model;
+                let at = index(first)..index(first + count);
+                let before = model.clone();
                 let touched = before[at.clone()].iter().flatten();
                 let touched: Vec<usize> = touched.map(|m| m.0).collect();
                 if map {
