@@ -25,7 +25,7 @@ use tokio_rustls::rustls::{
 use self::program::program;
 use super::certificates::{Identity, Validity};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory that is removed with the test.
 pub(crate) struct Directory(pub(crate) PathBuf);
