@@ -164,14 +164,6 @@ fn a_reboot_and_a_panic_boot_again_in_the_same_process() {
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
-#[test]
-fn debians_kernel_boots_again_in_the_same_process() {
-    let mut guest = Guest::start(&BellhopArguments::stock().unwrap()).unwrap();
-    guest.command("reboot").unwrap();
-    guest.wait_ready(SILENCE).unwrap();
-    assert_eq!(guest.power_off().unwrap().code(), Some(0));
-}
-
 /// The random number generator works.
 fn has_random_numbers(guest: &mut Guest) {
     let hwrng = guest.ready()["hwrng"].as_str().unwrap_or_default();
