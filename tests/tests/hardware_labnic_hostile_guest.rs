@@ -59,7 +59,7 @@ fn restore(program: &mut Program, ring: Ring, flags: u32) {
     }
     program.set(at(ring.avail), 8 << 16);
     for pair in 0..4 {
-        let heads = (2 * pair + 1) << 16 | 2 * pair;
+        let heads = ((2 * pair + 1) << 16) | (2 * pair);
         program.set(at(ring.avail) + 4 + 4 * pair, heads);
     }
     program.set(at(ring.used), 0);

@@ -194,8 +194,8 @@ fn by_calls(pid: u32) -> Attempts {
         ("create a PID namespace", UnshareFlags::NEWPID),
     ];
     let namespaces = flags.map(|(name, flags)| {
-        // SAFETY: none of these flags takes descriptors away.
         named(name, move || {
+            // SAFETY: none of these flags takes descriptors away.
             Ok(unsafe { rustix::thread::unshare_unsafe(flags) }?)
         })
     });
@@ -207,8 +207,8 @@ fn by_calls(pid: u32) -> Attempts {
         named("signal the process by its number on the host", move || {
             kill(pid)
         }),
-        // SAFETY: ptrace(2) with these arguments touches no memory of this process.
         named("trace the VMM", || {
+            // SAFETY: ptrace(2) with these arguments touches no memory of this process.
             result(unsafe { libc::ptrace(libc::PTRACE_ATTACH, 1, 0, 0) })
         }),
         named("change the root", || Ok(rustix::process::chroot("/sys")?)),
