@@ -92,13 +92,13 @@ impl Domains {
     pub fn restore(&mut self, state: &DomainsState) -> Result<(), Error> {
         let domains = self.read(state)?;
         self.reset();
-        for (id, domain, endpoints) in domains {
+        for (saved, domain) in domains {
             let space = Arc::clone(&domain.space);
-            self.domains.insert(id, domain);
-            for endpoint in endpoints {
+            self.domains.insert(saved.id, domain);
+            for endpoint in &saved.endpoints {
                 if let Some(member) = self.endpoints.get_mut(endpoint) {
                     member.device.enter(&space)?;
-                    member.domain = Some(id);
+                    member.domain = Some(saved.id);
                 }
             }
         }
@@ -106,8 +106,8 @@ impl Domains {
         Ok(())
     }
 
-    /// Returns the number, the mappings and the endpoints of each domain.
-    fn read<'a>(&self, state: &'a DomainsState) -> Result<Vec<(u32, Domain, &'a [u32])>, Error> {
+    /// Returns the mappings of each domain.
+    fn read<'a>(&self, state: &'a DomainsState) -> Result<Vec<(&'a DomainState, Domain)>, Error> {
         let last = self.limits.input.last();
         if state.last != last {
             return Err(Error::other(format!(
@@ -134,7 +134,7 @@ impl Domains {
             let domain = read.map_err(Error::context(format!(
                 "cannot restore domain {id} of the guest's IOMMU"
             )))?;
-            Ok((id, domain, state.endpoints.as_slice()))
+            Ok((state, domain))
         });
         domains.collect()
     }
@@ -241,7 +241,8 @@ mod tests {
 
     #[test]
     fn states_that_no_guest_can_reach_are_refused() {
-        let changes: [(&str, fn(&mut DomainsState)); 11] = [
+        type Change = fn(&mut DomainsState);
+        let changes: [(&str, Change); 11] = [
             ("addresses", |state| state.last -= 1),
             ("domain number", |state| state.domains[0].id = 0x1_0000),
             ("two of a number", |state| state.domains[0].id = 8),

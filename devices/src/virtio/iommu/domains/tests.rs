@@ -358,12 +358,15 @@ fn mappings_and_their_bytes_are_limited() {
     }
 }
 
-/// What the domains are to be, page by page and request by request.
+/// First page, last page, target, access.
+type ModelMapping = (u64, u64, u64, Access);
+
+/// The expected domains, page by page and request by request.
 #[derive(Debug, Default)]
 struct Model {
     bypass: bool,
-    /// Kind and mappings: first page, last page, target, access.
-    domains: BTreeMap<u32, (bool, Vec<(u64, u64, u64, Access)>)>,
+    /// Kind and mappings.
+    domains: BTreeMap<u32, (bool, Vec<ModelMapping>)>,
     endpoints: [Option<u32>; 2],
 }
 
