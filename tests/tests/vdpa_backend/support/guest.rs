@@ -126,7 +126,7 @@ impl Ring {
         Queue {
             index: self.index,
             addresses: QueueAddresses {
-                size: SIZE,
+                size: self.addresses.size,
                 descriptor: self.addresses.descriptor + self.shift,
                 driver: self.addresses.driver + self.shift,
                 device: self.addresses.device + self.shift,
