@@ -37,6 +37,19 @@ impl Host {
         }
     }
 
+    /// The same with more options of the NIC, such as `iommu=on`.
+    #[allow(dead_code, reason = "not every test has some")]
+    pub(crate) fn nic_options(mut self, options: &str) -> Self {
+        self.vdpa = format!("{},{options}", self.vdpa);
+        self
+    }
+
+    /// The options of the NIC.
+    #[allow(dead_code, reason = "not every test restores a snapshot")]
+    pub(crate) fn vdpa(&self) -> &str {
+        &self.vdpa
+    }
+
     pub(crate) fn client(&self) -> Client {
         Client::new(self.api.path())
     }
