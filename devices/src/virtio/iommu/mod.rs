@@ -52,7 +52,7 @@ pub use self::endpoint::Endpoint;
 #[cfg(any(test, feature = "fuzz"))]
 pub use self::fuzz::iommu_anything;
 #[cfg(any(test, feature = "fuzz"))]
-pub(crate) use self::recorder::Recorder;
+pub(crate) use self::recorder::{Recorder, domains};
 pub use self::saved::{DOMAINS_STATE_VERSION, DomainsState};
 
 use self::domains::LAST_DOMAIN;
