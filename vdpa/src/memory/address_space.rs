@@ -101,6 +101,21 @@ impl AddressSpace {
         self.range
     }
 
+    /// Checks that a device with this space reaches all that `domain` can map.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check_reach(&self, domain: &Self) -> Result<(), Error> {
+        let (reach, wanted) = (self.range, domain.range);
+        if reach.contains(&wanted) {
+            return Ok(());
+        }
+        Err(Error::other(format!(
+            "the device reaches the addresses {reach}, and the guest's IOMMU has {wanted}: use a \
+             device that reaches them"
+        )))
+    }
+
     /// Holds all translations as they are. A thread that holds a reader must not get another one:
     /// a waiting [`AddressSpace::change`] would block both.
     #[must_use]

@@ -69,6 +69,7 @@ impl Translation {
         iotlb: &mut Iotlb<S>,
         domain: &Arc<AddressSpace>,
     ) -> Result<(), VdpaError> {
+        self.own.check_reach(domain)?;
         if !self.blocked {
             self.follow(iotlb, domain)?;
         }
