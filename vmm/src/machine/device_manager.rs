@@ -366,7 +366,6 @@ impl DeviceManager {
             endpoint,
             ..
         } = entry;
-        self.leave_iommu(endpoint);
         // An ejected function left the bus when the guest ejected it, and another one may have its
         // slot by now.
         let ours: Arc<dyn PciFunction> = device.clone();
@@ -375,6 +374,8 @@ impl DeviceManager {
         unpoll(events, &id, &device.events());
         // From here on it touches no guest memory, even if the guest's driver never released it.
         device.reset();
+        // Not earlier: until its reset it follows each UNMAP.
+        self.leave_iommu(endpoint);
         let start = Instant::now();
         while Arc::strong_count(&device) > 1 && start.elapsed() < LEAVE {
             thread::sleep(Duration::from_micros(50));
