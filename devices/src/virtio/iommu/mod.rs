@@ -192,7 +192,8 @@ fn serve(
     Ok(true)
 }
 
-/// Takes at most `limit` requests from the queue, and the reason if it is broken.
+/// Takes at most `limit` requests from the queue, and the reason if it is broken. An ATTACH ends
+/// the pass: it can map all of a domain, so its answer and the domains' lock wait for no other one.
 fn take(
     queue: &mut UserspaceQueue,
     memory: &GuestMemory,
@@ -207,8 +208,12 @@ fn take(
         };
         match parsed {
             Ok((reply, request)) => {
+                let attaches = matches!(request, Request::Attach { .. });
                 replies.push(reply);
                 requests.push(request);
+                if attaches {
+                    break;
+                }
             }
             Err(error) => return (replies, requests, Some(error)),
         }

@@ -195,6 +195,42 @@ fn the_vcpu_serves_only_so_many_requests() {
 }
 
 #[test]
+fn a_pass_has_one_attach_as_its_last_request() {
+    let mut rig = Rig::new(SIZE);
+    let map = encode::map(1, [0x4000, 0x4fff, 0x1000], 3);
+    let requests = [
+        encode::attach(1, NIC, 0),
+        map,
+        encode::attach(2, NIC, 1),
+        encode::attach(3, NIC, 0),
+        encode::probe(NIC),
+    ];
+    let answers = requests.map(|request| rig.add(&request, 4));
+    let queue = rig.iommu.active.as_mut().unwrap().queue().unwrap();
+    let attach = |domain, bypass| Request::Attach {
+        domain,
+        endpoint: NIC,
+        bypass,
+    };
+    for (count, last) in [(1, attach(1, false)), (2, attach(2, true))] {
+        let (replies, requests, failure) = take(queue, &rig.driver.memory, 64);
+        assert!(failure.is_none());
+        assert_eq!((requests.len(), requests.last()), (count, Some(&last)));
+        let statuses = rig.iommu.domains.lock().serve(&requests);
+        for ((reply, request), status) in replies.iter().zip(&requests).zip(statuses) {
+            reply.write(&rig.driver.memory, request, status).unwrap();
+            queue.push_used(reply.chain, 4).unwrap();
+        }
+    }
+    // One kick serves all passes.
+    assert_eq!(rig.status(answers[2]), [OK, 0, 0, 0]);
+    assert_eq!(rig.status(answers[3]), [0xa5; 4]);
+    assert_eq!(rig.iommu.kicked(0), Outcome::default());
+    assert_eq!(rig.status(answers[3]), [OK, 0, 0, 0]);
+    assert_eq!(rig.status(answers[4]), [INVALID, 0, 0, 0]);
+}
+
+#[test]
 fn configuration_shows_the_ranges_and_takes_bypass() {
     let mut rig = Rig::new(SIZE);
     let mut config = [0xa5; 40];
