@@ -4,8 +4,8 @@
 //! requests of its driver, nor how a device maps memory.
 //!
 //! ```text
-//!   slot  0  1  2  3      4 .. 15           16 .. 31
-//!         host     IOMMU  other devices     devices with `iommu=on`: endpoints 0x80 .. 0xf8
+//!   slot  0     3      1, 2, 4 .. 15     16 .. 31
+//!         host  IOMMU  other devices     devices with `iommu=on`: endpoints 0x80 .. 0xf8
 //! ```
 //! The slots are fixed, because the table VIOT names them before a device is plugged in.
 
