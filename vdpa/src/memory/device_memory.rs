@@ -15,7 +15,7 @@ use vm_memory::{
     Permissions, VolatileSlice,
 };
 
-use super::{AddressSpace, GuestMemory, Reader};
+use super::{AddressSpace, GuestMemory, Mode, Reader};
 use crate::iotlb::Access;
 use crate::iova::IovaRange;
 
@@ -93,6 +93,27 @@ impl DeviceMemory {
         for (part, piece) in space.read().parts(range) {
             if piece.access.allows(Access::WriteOnly) {
                 f(piece.gpa, part.size().unwrap_or(u64::MAX));
+            }
+        }
+    }
+
+    /// The memory that the device can write: guest-physical addresses and lengths in bytes.
+    #[must_use]
+    pub fn writable(&self) -> Vec<(u64, u64)> {
+        let mapped = self.space.as_ref().map(|space| space.read());
+        match mapped.as_ref().map(Reader::mode) {
+            None | Some(Mode::Identity) => {
+                let regions = self.ram.iter();
+                regions
+                    .map(|region| (region.start_addr().0, region.len()))
+                    .collect()
+            }
+            Some(Mode::Blocked | Mode::Mapped) => {
+                let pieces = mapped.iter().flat_map(|space| space.mappings().iter());
+                let writable = pieces.filter(|(_, piece)| piece.access.allows(Access::WriteOnly));
+                writable
+                    .filter_map(|(range, piece)| Some((piece.gpa, range.size()?)))
+                    .collect()
             }
         }
     }
@@ -260,7 +281,7 @@ mod tests {
 
     use super::*;
     use crate::iova::PAGE_SIZE;
-    use crate::memory::{Mode, Piece};
+    use crate::memory::Piece;
 
     const RAM_PAGES: u64 = 8;
 
@@ -308,6 +329,26 @@ mod tests {
         assert!(memory.check_range(GuestAddress(0), 0x8000, Permissions::ReadWrite));
         assert!(!memory.check_range(GuestAddress(0), 0x8001, Permissions::Read));
         assert_eq!(memory.reach(), [IovaRange::new(0, 0x7fff).unwrap()]);
+    }
+
+    #[test]
+    fn the_writable_memory_is_what_the_mode_allows() {
+        let half = RAM_PAGES * PAGE_SIZE / 2;
+        let all = [(0, half), (half, half)];
+        assert_eq!(DeviceMemory::from(ram()).writable(), all);
+        let mappings = [
+            (0x100, 2, Access::ReadOnly),
+            (0x101, 5, Access::WriteOnly),
+            (0x200, 3, Access::ReadWrite),
+        ];
+        let memory = behind(&mappings);
+        let pages = [5, 3].map(|page| (page * PAGE_SIZE, PAGE_SIZE));
+        assert_eq!(memory.writable(), pages);
+        let set = |mode| memory.space().unwrap().change(|space| space.set_mode(mode));
+        set(Mode::Identity);
+        assert_eq!(memory.writable(), all);
+        set(Mode::Blocked);
+        assert_eq!(memory.writable(), []);
     }
 
     #[test]

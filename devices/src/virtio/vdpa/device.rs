@@ -279,7 +279,7 @@ impl VdpaBackend {
         let relays = self.log.poller.take().map(Poller::end);
         if self.log.on && matches!(relays, Some(None)) {
             // The relays are lost, and with them their knowledge of the device.
-            untracked_writes = write_log::all(&self.rings.ram);
+            untracked_writes = self.rings.memory.writable();
         }
         let _ = self.log.failed.read();
         if self.closed {

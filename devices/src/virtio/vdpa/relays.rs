@@ -41,6 +41,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::device::VdpaBackend;
 use super::eventfd::signal;
 use super::poller::{Poller, relays_lost};
+use super::write_log::maps_little;
 use crate::{Error, ErrorKind};
 
 /// How often a change is tried while the device holds unknown chains, and how long it gets to use
@@ -79,7 +80,7 @@ impl VdpaBackend {
     pub(super) fn relay_all(&mut self) -> Result<(), Error> {
         // Before the queues change: idle relays are kept for the guest's next steps.
         let before = std::mem::replace(&mut self.log.on, true);
-        if !self.rings.is_running() {
+        if !self.rings.is_running() || !self.needs_relays() {
             return Ok(());
         }
         let relayed = self.relay();
@@ -117,6 +118,14 @@ impl VdpaBackend {
             transmit: Strategy::Direct,
         };
         self.with_poller(|backend, poller| backend.switch(poller, &direct))
+    }
+
+    /// Whether the device's queues must be relayed now: during a record, unless its mappings are
+    /// few. Only relays know the position of a device in packed rings that cannot suspend.
+    fn needs_relays(&self) -> bool {
+        let stops = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
+        let is_saved_directly = !self.packed() || self.rings.offers(stops);
+        self.log.on && !(is_saved_directly && maps_little(&self.rings.memory))
     }
 
     /// Determines how all writes of the device can be known.

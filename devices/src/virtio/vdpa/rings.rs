@@ -8,7 +8,7 @@ use std::sync::Arc;
 use vdpa::device::{Device, State, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
-use vdpa::memory::{AddressSpace, DeviceMemory, DmaRegion as _, GuestRegion};
+use vdpa::memory::{AddressSpace, DeviceMemory};
 use vdpa::relay::{RelayedQueue, SvqSet};
 use vdpa::ring::{GuestRing, RingFeatures};
 use vdpa::uapi::BackendFeatures;
@@ -74,8 +74,6 @@ pub(super) struct Rings {
     /// Addresses for the rings of relayed queues.
     pub(super) window: PrivateWindow,
     pub(super) memory: DeviceMemory,
-    /// Guest RAM, by guest-physical addresses.
-    pub(super) ram: Vec<IovaRange>,
     /// The device can begin and stop anywhere in a ring.
     pub(super) keeps_positions: bool,
     /// The doorbells, which keep the device open: see [`vdpa::doorbell`].
@@ -110,11 +108,8 @@ impl Rings {
                 .map_guest_memory(0, memory.ram())
                 .map_err(Error::context("cannot map guest memory for the device"))?;
         }
-        let regions = GuestRegion::all(memory.ram()).into_iter();
-        let ram = regions.filter_map(|region| IovaRange::from_size(region.base(), region.size()));
         Ok(Self {
             id: options.id.clone(),
-            ram: ram.collect(),
             keeps_positions: device.keeps_ring_positions()?,
             doorbells: DeviceDoorbells::new(&device, options.doorbell)?,
             unrouted: Arc::new(new_eventfd()?),

@@ -25,12 +25,13 @@ use std::sync::Arc;
 
 use vdpa::iotlb::{Access, Iotlb, IotlbSink};
 use vdpa::iova::IovaRange;
-use vdpa::memory::{AddressSpace, Change, DmaRegion as _, GuestMemory, GuestRegion, Mode, Piece};
+use vdpa::memory::{AddressSpace, Change, DeviceMemory, GuestMemory, GuestRegion, Mode, Piece};
 use vdpa::{Error as VdpaError, ErrorKind as Cause};
 
 use super::device::VdpaBackend;
 use super::eventfd::signal;
 use super::rings::Rings;
+use super::write_log::mark;
 use crate::Error;
 use crate::virtio::backend::Translated;
 
@@ -69,6 +70,7 @@ impl Translation {
         iotlb: &mut Iotlb<S>,
         domain: &Arc<AddressSpace>,
     ) -> Result<(), VdpaError> {
+        self.own.check_reach(domain)?;
         if !self.blocked {
             self.follow(iotlb, domain)?;
         }
@@ -136,7 +138,7 @@ impl Translation {
             let mut changes = vec![Change::Unmap { range }];
             if domain.mode() == Mode::Identity {
                 changes.extend(self.ram.iter().filter_map(|region| {
-                    let range = IovaRange::from_size(region.base(), region.size())?;
+                    let range = region.range()?;
                     let (gpa, access) = (range.first(), Access::ReadWrite);
                     let piece = Piece { gpa, access };
                     Some(Change::Map { range, piece })
@@ -160,14 +162,26 @@ impl VdpaBackend {
     /// Gives a blocked device its domain again. Called before each negotiation.
     pub(super) fn unblock(&mut self) -> Result<(), Error> {
         match self.translation {
-            Some(_) => self.translate(Translation::unblock),
+            Some(_) => self.translate(&[], Translation::unblock),
             None => Ok(()),
         }
     }
 
-    /// Changes the mappings. If they are unknown afterwards, the device is blocked.
+    /// The memory that the device may have written without a mark through mappings that end:
+    /// guest-physical addresses and lengths.
+    fn written(&self, ending: impl FnOnce(&DeviceMemory) -> Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+        if self.log.on {
+            ending(&self.rings.memory)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Changes the mappings, and then marks `written`. If the mappings are unknown afterwards, the
+    /// device is blocked.
     fn translate(
         &mut self,
+        written: &[(u64, u64)],
         change: impl FnOnce(&mut Translation, &mut Iotlb) -> Result<(), VdpaError>,
     ) -> Result<(), Error> {
         let Self {
@@ -176,7 +190,10 @@ impl VdpaBackend {
             ..
         } = self;
         let translation = translation.as_mut().ok_or_else(not_behind)?;
-        let Err(source) = change(translation, iotlb) else {
+        let changed = change(translation, iotlb);
+        // Not before: the device writes until its mappings have ended.
+        mark(self.rings.memory.ram(), written);
+        let Err(source) = changed else {
             return Ok(());
         };
         let unknown = source.kind() == Cause::NotRolledBack;
@@ -199,13 +216,17 @@ impl Translated for VdpaBackend {
     }
 
     fn enter(&mut self, space: &Arc<AddressSpace>) -> Result<(), Error> {
-        self.translate(|translation, iotlb| translation.enter(iotlb, space))
+        let written = self.written(DeviceMemory::writable);
+        self.translate(&written, |translation, iotlb| {
+            translation.enter(iotlb, space)
+        })
     }
 
     fn leave(&mut self) {
+        let written = self.written(DeviceMemory::writable);
         // A device that keeps a mapping is stopped.
         if self
-            .translate(|translation, iotlb| translation.clear(iotlb))
+            .translate(&written, |translation, iotlb| translation.clear(iotlb))
             .is_err()
         {
             self.block();
@@ -216,7 +237,20 @@ impl Translated for VdpaBackend {
     }
 
     fn change(&mut self, changes: &[Change]) -> Result<(), Error> {
-        self.translate(|translation, iotlb| translation.change(iotlb, changes))
+        let written = self.written(|memory| {
+            let mut written = Vec::new();
+            for change in changes {
+                if let Change::Unmap { range } = change {
+                    let len = range.size().unwrap_or(u64::MAX);
+                    memory
+                        .for_each_written(range.first(), len, |gpa, len| written.push((gpa, len)));
+                }
+            }
+            written
+        });
+        self.translate(&written, |translation, iotlb| {
+            translation.change(iotlb, changes)
+        })
     }
 
     fn block(&mut self) {

@@ -5,8 +5,12 @@
 //!   how a queue reaches the device      untracked: to be copied once more
 //!   relayed                             nothing: its relay marks before the guest can see it
 //!   directly, the device only reads     its used elements
-//!   directly, else                      all memory: it could not be relayed at its start
+//!   directly, else                      all memory that the device can write
 //! ```
+//! A device behind the guest's IOMMU can write only where a writable mapping is. If these are few,
+//! it keeps its queues and its full speed ([`maps_little`]). Otherwise all queues that receive
+//! are relayed, unless a device cannot be at its start.
+//!
 //! The copier of memory asks for the untracked areas at each look, so they are not marked at each
 //! write. But bytes written **since the last look** must be marked when a queue is removed: they
 //! are not asked for afterwards. Buffers that the device has written and never returned need no
@@ -16,8 +20,7 @@
 
 use std::sync::Arc;
 
-use vdpa::iova::IovaRange;
-use vdpa::memory::GuestMemory;
+use vdpa::memory::{DeviceMemory, GuestMemory, Mode};
 use vdpa::relay::{Dirty, RelayedQueue, Strategy};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -45,6 +48,18 @@ enum Reach {
     Sends,
     /// Directly, and the device may write its buffers.
     Receives,
+}
+
+/// The most memory, in bytes, that a device may write through mappings of the guest's IOMMU while
+/// its queues are direct. All of it is copied once more while the guest stands still.
+const DIRECT_MAX: u64 = 64 << 20;
+
+/// Whether a device with this memory is behind the guest's IOMMU and can write so little that its
+/// queues stay direct.
+pub(super) fn maps_little(memory: &DeviceMemory) -> bool {
+    let mode = memory.space().map(|space| space.read().mode());
+    let sizes = memory.writable().into_iter().map(|(_, len)| len);
+    mode == Some(Mode::Mapped) && sizes.fold(0, u64::saturating_add) <= DIRECT_MAX
 }
 
 impl WriteLog {
@@ -124,7 +139,7 @@ impl WriteLog {
             .filter(|queue| wanted(queue.index))
             .map(|queue| (queue.addresses, self.reach(rings, queue.index)));
         let Some(areas) = areas(queues, packed) else {
-            return all(&rings.ram);
+            return rings.memory.writable();
         };
         let mut written = Vec::new();
         for (address, len) in areas {
@@ -143,14 +158,6 @@ impl WriteLog {
             Some(Strategy::Direct) | None => Reach::Receives,
         }
     }
-}
-
-/// Returns all memory that a device can write.
-pub(super) fn all(ram: &[IovaRange]) -> Vec<(u64, u64)> {
-    let ranges = ram.iter();
-    ranges
-        .filter_map(|range| Some((range.first(), range.size()?)))
-        .collect()
 }
 
 /// Returns device addresses and lengths in bytes of untracked areas; `None`: all that the device
@@ -191,6 +198,9 @@ pub(super) fn mark(memory: &GuestMemory, areas: &[(u64, u64)]) {
 
 #[cfg(test)]
 mod tests {
+    use vdpa::iotlb::Access;
+    use vdpa::iova::IovaRange;
+    use vdpa::memory::{AddressSpace, Piece};
     use vm_memory::bitmap::Bitmap;
     use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
@@ -203,28 +213,50 @@ mod tests {
         device: 0x3ffe,
     };
 
+    /// Stands for all memory that the device can write.
+    const EVERYTHING: (u64, u64) = (0, u64::MAX);
+
     fn of(reaches: &[Reach], packed: bool) -> Vec<(u64, u64)> {
-        let ram = [
-            IovaRange::from_size(0, 0x8000).unwrap(),
-            IovaRange::from_size(1 << 32, 0x4000).unwrap(),
-        ];
-        areas(reaches.iter().map(|&reach| (RING, reach)), packed).unwrap_or_else(|| all(&ram))
+        let areas = areas(reaches.iter().map(|&reach| (RING, reach)), packed);
+        areas.unwrap_or_else(|| vec![EVERYTHING])
     }
 
     #[test]
     fn a_queue_is_seen_as_far_as_it_is_relayed() {
         use Reach::{Receives, Relayed, Sends};
-        let everything = [(0, 0x8000), (1 << 32, 0x4000)];
         for packed in [false, true] {
             assert_eq!(of(&[], packed), []);
             assert_eq!(of(&[Relayed, Relayed], packed), []);
-            assert_eq!(of(&[Relayed, Sends, Receives], packed), everything);
+            assert_eq!(of(&[Relayed, Sends, Receives], packed), [EVERYTHING]);
         }
         assert_eq!(of(&[Relayed, Sends], false), [(0x3ffe, 6 + 8 * 256)]);
         assert_eq!(
             of(&[Sends, Relayed], true),
             [(0x1000, 16 * 256), (0x3ffe, 4)]
         );
+    }
+
+    #[test]
+    fn only_a_device_with_few_mappings_needs_no_relay() {
+        let ram = GuestMemory::from_ranges(&[(GuestAddress(0), 0x8000)]).unwrap();
+        let space = Arc::new(AddressSpace::new(IovaRange::ALL));
+        let memory = DeviceMemory::behind(Arc::new(ram), Arc::clone(&space));
+        assert!(!maps_little(&memory));
+        space.change(|space| space.set_mode(Mode::Identity));
+        assert!(!maps_little(&memory));
+        space.change(|space| space.set_mode(Mode::Mapped));
+        assert!(maps_little(&memory));
+        let map = |iova, access| {
+            let range = IovaRange::from_size(iova, DIRECT_MAX).unwrap();
+            let piece = Piece { gpa: 0, access };
+            space.change(|space| space.map(range, piece)).unwrap();
+        };
+        map(1 << 32, Access::ReadWrite);
+        map(2 << 32, Access::ReadOnly);
+        assert!(maps_little(&memory));
+        map(3 << 32, Access::WriteOnly);
+        assert!(!maps_little(&memory));
+        assert!(!maps_little(&DeviceMemory::from(Arc::clone(memory.ram()))));
     }
 
     #[test]

@@ -24,7 +24,7 @@ impl VdpaBackend {
         if anywhere && !self.rings.keeps_positions {
             return self.plan().map(Some);
         }
-        if !self.log.on {
+        if !self.needs_relays() {
             return Ok(None);
         }
         match self.plan() {
