@@ -113,9 +113,8 @@ fn enter(pid: u32) -> Result<(), Box<dyn Error>> {
 
 /// Becomes the user, as the VMM has.
 fn become_captive(uid: u32) -> Result<(), Box<dyn Error>> {
-    let own = vmm::sandbox::Jail::default();
     vmm::sandbox::privileges::become_user(uid)?;
-    own.enter()?;
+    vmm::sandbox::enter(None)?;
     Ok(())
 }
 
