@@ -11,6 +11,8 @@ use std::sync::Arc;
 use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 
+use crate::iova::IovaRange;
+
 pub mod address_space;
 mod device_memory;
 mod shared_buffer;
@@ -77,6 +79,12 @@ impl GuestRegion {
     #[must_use]
     pub fn base(&self) -> u64 {
         self.base
+    }
+
+    /// Its guest-physical addresses; `None` without any.
+    #[must_use]
+    pub fn range(&self) -> Option<IovaRange> {
+        IovaRange::from_size(self.base, self.size)
     }
 }
 

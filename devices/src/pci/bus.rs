@@ -199,10 +199,11 @@ impl PciBus {
     }
 
     /// Resets every function and programs its BARs with their first addresses again, as firmware
-    /// would after the machine's reset.
+    /// would after the machine's reset. The last slot is first: an IOMMU has a lower slot than the
+    /// devices behind it, which must stop before it gives them other memory.
     pub fn reset(&self) {
         let mut slots = self.slots.lock();
-        for occupant in slots.occupants.values() {
+        for occupant in slots.occupants.values().rev() {
             occupant.function.reset();
             occupant.program_first_addresses();
         }

@@ -291,7 +291,8 @@ pub trait Translated {
     /// Makes the device reach `space`, and nothing else of the guest, from the return of this call.
     ///
     /// # Errors
-    /// The device is as before, or it is blocked as by [`Translated::block`].
+    /// The space has addresses outside [`Translated::reach`], or the kernel refuses it. The device
+    /// is as before, or it is blocked as by [`Translated::block`].
     fn enter(&mut self, space: &Arc<AddressSpace>) -> Result<(), Error>;
 
     /// Makes the device reach nothing until it enters a space. A device that cannot do that is

@@ -11,8 +11,6 @@
 //! on the virtio-iommu device nor on a kernel's table: [`crate::iotlb`] gives a device the same
 //! [`Change`]s.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::Error;
@@ -63,12 +61,11 @@ pub enum Mode {
 pub struct AddressSpace {
     range: IovaRange,
     inner: RwLock<Inner>,
-    generation: AtomicU64,
 }
 
 crate::opaque_debug! {
     AddressSpace, this =>
-    generation: this.generation(),
+    range: this.range,
 }
 
 #[derive(Debug, Clone)]
@@ -76,8 +73,6 @@ struct Inner {
     mode: Mode,
     /// Empty unless the mode is [`Mode::Mapped`].
     map: IovaMap<Piece>,
-    /// Bytes that devices may write in `map`. They can be all 2^64.
-    writable: u128,
 }
 
 impl AddressSpace {
@@ -89,9 +84,7 @@ impl AddressSpace {
             inner: RwLock::new(Inner {
                 mode: Mode::Blocked,
                 map: IovaMap::new(range),
-                writable: 0,
             }),
-            generation: AtomicU64::new(0),
         }
     }
 
@@ -99,6 +92,21 @@ impl AddressSpace {
     #[must_use]
     pub fn range(&self) -> IovaRange {
         self.range
+    }
+
+    /// Checks that a device with this space reaches all that `domain` can map.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check_reach(&self, domain: &Self) -> Result<(), Error> {
+        let (reach, wanted) = (self.range, domain.range);
+        if reach.contains(&wanted) {
+            return Ok(());
+        }
+        Err(Error::other(format!(
+            "the device reaches the addresses {reach}, and the guest's IOMMU has {wanted}: use a \
+             device that reaches them"
+        )))
     }
 
     /// Holds all translations as they are. A thread that holds a reader must not get another one:
@@ -110,23 +118,7 @@ impl AddressSpace {
 
     /// Changes mode and mappings once no [`Reader`] is left. `f` must not read by this space.
     pub fn change<R>(&self, f: impl FnOnce(&mut Writer<'_>) -> R) -> R {
-        let mut inner = self.inner.write();
-        // Under the lock: a reader that sees this number sees the change too.
-        self.generation.fetch_add(1, Ordering::Release);
-        f(&mut Writer(&mut inner))
-    }
-
-    /// Differs after each [`AddressSpace::change`].
-    #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
-    }
-
-    /// Bytes that devices may write by mappings, at most `u64::MAX`; 0 if the mode is not
-    /// [`Mode::Mapped`].
-    #[must_use]
-    pub fn writable_bytes(&self) -> u64 {
-        u64::try_from(self.inner.read().writable).unwrap_or(u64::MAX)
+        f(&mut Writer(&mut self.inner.write()))
     }
 }
 
@@ -203,7 +195,6 @@ impl Writer<'_> {
     pub fn set_mode(&mut self, mode: Mode) {
         self.0.mode = mode;
         self.0.map.clear();
-        self.0.writable = 0;
     }
 
     /// Takes over mode and mappings of another space.
@@ -226,11 +217,7 @@ impl Writer<'_> {
                  or the domain has no mappings"
             )));
         }
-        self.0.map.insert(range.first(), size, piece)?;
-        if piece.access.allows(Access::WriteOnly) {
-            self.0.writable += u128::from(size);
-        }
-        Ok(())
+        self.0.map.insert(range.first(), size, piece).map(drop)
     }
 
     /// Removes all mappings inside `range` and returns them, by ascending address. Parts of the
@@ -251,11 +238,8 @@ impl Writer<'_> {
                 "cannot unmap {range}: the mapping {entry} is only partly inside"
             )));
         }
-        for (entry, piece) in &removed {
+        for (entry, _) in &removed {
             self.0.map.remove(entry.first())?;
-            if piece.access.allows(Access::WriteOnly) {
-                self.0.writable -= u128::from(entry.size().unwrap_or(0));
-            }
         }
         Ok(removed)
     }
@@ -289,10 +273,8 @@ mod tests {
         let space = AddressSpace::new(IovaRange::ALL);
         let translate = || space.read().translate(0x1234, 8, Access::ReadWrite);
         assert_eq!(translate(), None);
-        let blocked = space.generation();
         space.change(|space| space.set_mode(Mode::Identity));
         assert_eq!(translate(), Some((0x1234, 8)));
-        assert_ne!(space.generation(), blocked);
         space.change(|space| {
             let page = (pages(1, 1), piece(7, Access::ReadWrite));
             space.map(page.0, page.1).unwrap_err();
@@ -300,9 +282,8 @@ mod tests {
             space.map(page.0, page.1).unwrap();
         });
         assert_eq!(translate(), Some((0x7234, 8)));
-        assert_eq!(space.writable_bytes(), PAGE_SIZE);
         space.change(|space| space.set_mode(Mode::Mapped));
-        assert_eq!((translate(), space.writable_bytes()), (None, 0));
+        assert_eq!(translate(), None);
     }
 
     #[test]
@@ -342,7 +323,6 @@ mod tests {
             .map(|(part, piece)| (part.first(), part.last(), piece.gpa))
             .collect();
         assert_eq!(parts, [(0x1800, 0x2fff, 0x8800), (0x4000, 0x4000, 0x4000)]);
-        assert_eq!(copy.writable_bytes(), PAGE_SIZE);
         copy.change(|copy| copy.set_mode(Mode::Identity));
         let all = copy.read().parts(IovaRange::ALL).next();
         assert_eq!(all, Some((IovaRange::ALL, piece(0, Access::ReadWrite))));
@@ -369,7 +349,6 @@ mod tests {
                 .unwrap();
             space.map(high, piece(0, Access::ReadWrite)).unwrap();
         });
-        assert_eq!(space.writable_bytes(), u64::MAX);
         let last = space.read().translate(u64::MAX, 4, Access::ReadOnly);
         assert_eq!(last, Some((half - 1, 1)));
         space.change(|space| {
@@ -379,7 +358,7 @@ mod tests {
             assert_eq!(space.unmap(high).unwrap().len(), 1);
             assert_eq!(space.unmap(IovaRange::ALL).unwrap().len(), 1);
         });
-        assert_eq!(space.writable_bytes(), 0);
+        assert!(space.read().mappings().is_empty());
     }
 
     #[test]
@@ -444,8 +423,6 @@ mod tests {
                         model[at].fill(None);
                     }
                 }
-                let writable = model.iter().flatten().filter(|m| m.2 != Access::ReadOnly).count();
-                prop_assert_eq!(space.writable_bytes(), writable as u64 * PAGE_SIZE);
                 let space = space.read();
                 for (page, mapping) in model.iter().enumerate() {
                     let iova = page as u64 * PAGE_SIZE + 0xff0;

@@ -225,7 +225,7 @@ impl Machine {
         }
 
         // The descriptors that the vmm thread polls.
-        let requests = Requests::new(&memory, &ram, ram_end).map_err(Error::failed("eventfd"))?;
+        let requests = Requests::new(&ram, ram_end).map_err(Error::failed("eventfd"))?;
         requests.publish_devices(device_manager.pluggable(), device_manager.pluggable());
         let statistics = StatisticsHandle::new().map_err(Error::failed("eventfd"))?;
         let poll = |fd: &dyn AsRawFd, token| {
@@ -286,7 +286,6 @@ impl Machine {
             msi,
             slots,
             vm,
-            _memory: memory,
             ram,
             layout,
             config: kept(config),

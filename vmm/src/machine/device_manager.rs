@@ -173,10 +173,7 @@ impl DeviceManager {
         }
         let number = self.free_number()?;
         let translated = backend.translated().is_some();
-        let slot = match slot {
-            None => self.free_slot(&id, translated)?,
-            slot => slot,
-        };
+        let slot = self.choose_slot(&id, translated, slot)?;
         let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
         let device = match VirtioPciDevice::new(backend, &self.msi, doorbells) {
             Ok(device) => Arc::new(device),
@@ -239,8 +236,13 @@ impl DeviceManager {
         Ok(slot)
     }
 
-    /// Chooses the slot of a new device. `None`: any.
-    fn free_slot(&self, id: &str, translated: bool) -> Result<Option<Slot>, Error> {
+    /// Chooses the slot of a new device, which is the `given` one if there is one. `None`: any.
+    fn choose_slot(
+        &self,
+        id: &str,
+        translated: bool,
+        given: Option<Slot>,
+    ) -> Result<Option<Slot>, Error> {
         if self.iommu.is_none() {
             return if translated {
                 Err(Error::unusable(format!(
@@ -248,8 +250,12 @@ impl DeviceManager {
                      with --iommu boot_bypass=on"
                 )))
             } else {
-                Ok(None)
+                Ok(given)
             };
+        }
+        if let Some(slot) = given {
+            iommu::check_slot(id, slot, translated)?;
+            return Ok(given);
         }
         // An ejected device keeps its endpoint until it is closed.
         let on_bus = self.pci.functions();
@@ -366,7 +372,6 @@ impl DeviceManager {
             endpoint,
             ..
         } = entry;
-        self.leave_iommu(endpoint);
         // An ejected function left the bus when the guest ejected it, and another one may have its
         // slot by now.
         let ours: Arc<dyn PciFunction> = device.clone();
@@ -375,6 +380,8 @@ impl DeviceManager {
         unpoll(events, &id, &device.events());
         // From here on it touches no guest memory, even if the guest's driver never released it.
         device.reset();
+        // Not earlier: until its reset it follows each UNMAP.
+        self.leave_iommu(endpoint);
         let start = Instant::now();
         while Arc::strong_count(&device) > 1 && start.elapsed() < LEAVE {
             thread::sleep(Duration::from_micros(50));

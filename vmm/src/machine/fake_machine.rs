@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bellhop_api::machine::{AlarmInfo, AlarmKind, WatchInfo, WatchPhase};
 use devices::pci::Slot;
-use devices::virtio::backend::SharedMemory;
 use devices::virtio::iommu::Counters;
 use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
 use parking_lot::Mutex;
@@ -32,7 +31,6 @@ pub(crate) struct FakeMachine {
     end: Arc<AtomicBool>,
     reason: Arc<Mutex<Option<End>>>,
     thread: Option<JoinHandle<()>>,
-    _memory: SharedMemory,
     _ram: Arc<GuestRam>,
 }
 
@@ -119,8 +117,7 @@ impl FakeMachine {
     pub(crate) fn new() -> Self {
         let layout = Layout::new(16 << 20, 40).unwrap();
         let ram = Arc::new(GuestRam::new(&layout, None).unwrap());
-        let memory: SharedMemory = Arc::new(ram.memory().clone());
-        let requests = Requests::new(&memory, &ram, 16 << 20).unwrap();
+        let requests = Requests::new(&ram, 16 << 20).unwrap();
         requests.publish_devices(vec![nic()], vec![disk()]);
         requests.publish_boot(false);
         let handle = requests.handle();
@@ -145,7 +142,6 @@ impl FakeMachine {
             end,
             reason,
             thread: Some(thread),
-            _memory: memory,
             _ram: ram,
         }
     }

@@ -99,7 +99,7 @@ impl Handle {
         if self.0.publisher.status.lock().has(id) {
             return Err(RequestError::IdInUse(id.to_owned()));
         }
-        let device = open(&self.0.memory.upgrade().ok_or(RequestError::Ended)?)?;
+        let device = open(&self.memory()?)?;
         if device.config.is_none() {
             // Only a vDPA device can turn out to be of another kind than requested.
             return Err(RequestError::OtherKind {
@@ -275,6 +275,12 @@ impl Handle {
     /// Returns guest RAM while the machine still has it.
     pub(super) fn ram(&self) -> Option<Arc<GuestRam>> {
         self.0.ram.upgrade()
+    }
+
+    /// Returns guest RAM for a new device.
+    fn memory(&self) -> Result<SharedMemory, RequestError> {
+        let ram = self.ram().ok_or(RequestError::Ended)?;
+        Ok(Arc::new(ram.memory().clone()))
     }
 
     /// Writes a snapshot of the whole machine into `directory`, which must not exist. Meanwhile the

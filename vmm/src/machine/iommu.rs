@@ -4,8 +4,8 @@
 //! requests of its driver, nor how a device maps memory.
 //!
 //! ```text
-//!   slot  0  1  2  3      4 .. 15           16 .. 31
-//!         host     IOMMU  other devices     devices with `iommu=on`: endpoints 0x80 .. 0xf8
+//!   slot  0     3      1, 2, 4 .. 15     16 .. 31
+//!         host  IOMMU  other devices     devices with `iommu=on`: endpoints 0x80 .. 0xf8
 //! ```
 //! The slots are fixed, because the table VIOT names them before a device is plugged in.
 
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use vdpa::iova::IovaRange;
 
 use super::devices::Device;
+use crate::Error;
 use crate::config::IommuConfig;
 use crate::layout::{IOMMU_SLOT, TRANSLATED_SLOTS};
 
@@ -62,6 +63,25 @@ pub(super) fn takes(slot: Slot, translated: bool) -> bool {
     slot != IOMMU_SLOT && TRANSLATED_SLOTS.contains(&slot) == translated
 }
 
+/// Checks a slot that a snapshot or a migration gives to a device of a machine with an IOMMU.
+pub(super) fn check_slot(id: &str, slot: Slot, translated: bool) -> Result<(), Error> {
+    let fits = match fixed_slot(id) {
+        Some(fixed) => slot == fixed,
+        None => takes(slot, translated),
+    };
+    if fits {
+        return Ok(());
+    }
+    let (setting, number) = (if translated { "on" } else { "off" }, slot.number());
+    Err(Error::unusable(format!(
+        "cannot put device {id} with iommu={setting} into PCI slot {number}: slot {IOMMU_SLOT} is \
+         for the guest's IOMMU, the slots {} to {} are for devices with iommu=on, and the others \
+         for devices without; give the device the setting that it had when the VM was saved",
+        TRANSLATED_SLOTS.start(),
+        TRANSLATED_SLOTS.end()
+    )))
+}
+
 /// Returns the number in requests of the device in this slot.
 pub(super) fn endpoint(slot: Slot) -> u32 {
     u32::from(slot.number()) << 3
@@ -90,5 +110,33 @@ mod tests {
         );
         assert_eq!(fixed_slot("iommu").map(Slot::number), Some(3));
         assert_eq!(fixed_slot("rng"), None);
+    }
+
+    #[test]
+    fn a_given_slot_on_the_wrong_side_is_refused_with_the_remedy() {
+        let check = |id, slot, translated| check_slot(id, Slot::new(slot).unwrap(), translated);
+        for (id, slot, translated) in [
+            ("net0", 15, true),
+            ("net0", 3, true),
+            ("net0", 16, false),
+            ("net0", 3, false),
+            (IOMMU, 4, false),
+            (IOMMU, 16, false),
+        ] {
+            let error = check(id, slot, translated).unwrap_err().to_string();
+            let setting = if translated { "iommu=on" } else { "iommu=off" };
+            for part in [id, setting, &format!("slot {slot}:"), "give the device"] {
+                assert!(error.contains(part), "{error}");
+            }
+        }
+        for (id, slot, translated) in [
+            ("net0", 16, true),
+            ("net0", 31, true),
+            ("net0", 4, false),
+            ("net0", 15, false),
+            (IOMMU, IOMMU_SLOT, false),
+        ] {
+            check(id, slot, translated).unwrap();
+        }
     }
 }

@@ -10,7 +10,6 @@ use devices::legacy::event::AcpiEvent;
 use devices::legacy::power::PowerSignal;
 use devices::legacy::serial::Serial;
 use devices::pci::{ConfigPorts, PciBus, PciHotplug};
-use devices::virtio::backend::SharedMemory;
 
 use super::device_manager::DeviceManager;
 use super::generation::Generation;
@@ -59,8 +58,6 @@ pub struct Machine {
     pub(super) msi: KvmMsiVectors,
     pub(super) slots: Arc<MemorySlots>,
     pub(super) vm: Vm,
-    /// Kept for devices that are plugged in later: handles have it weakly.
-    pub(super) _memory: SharedMemory,
     pub(super) ram: Arc<GuestRam>,
     pub(super) layout: Layout,
     pub(super) config: VmConfig,

@@ -10,9 +10,8 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Weak};
 
 use bellhop_api::machine::AlarmInfo;
-use devices::virtio::backend::{Backend, SharedMemory};
+use devices::virtio::backend::Backend;
 use devices::virtio::iommu::Counters;
-use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::devices::Device;
@@ -113,7 +112,6 @@ pub(super) struct Shared<M> {
     pub(super) wake: EventFd,
     pub(super) publisher: StatusPublisher,
     /// Weak: a handle must not keep the memory of a dropped machine.
-    pub(super) memory: Weak<GuestMemory>,
     pub(super) ram: Weak<GuestRam>,
     pub(super) ram_end: u64,
 }
@@ -140,17 +138,12 @@ impl<M> Requests<M> {
     ///
     /// # Errors
     /// The process has no free descriptor.
-    pub(super) fn new(
-        memory: &SharedMemory,
-        ram: &Arc<GuestRam>,
-        ram_end: u64,
-    ) -> io::Result<Self> {
+    pub(super) fn new(ram: &Arc<GuestRam>, ram_end: u64) -> io::Result<Self> {
         let (requests, queue) = mpsc::sync_channel(WAITING_MAX);
         let shared = Arc::new(Shared {
             requests,
             wake: vdpa::eventfd::new()?,
             publisher: StatusPublisher::default(),
-            memory: Arc::downgrade(memory),
             ram: Arc::downgrade(ram),
             ram_end,
         });

@@ -1,6 +1,7 @@
 //! The bus with a function that only records: both access paths, invalid widths, BARs that move,
 //! collide and swap.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tracing::span::{Attributes, Id, Record};
@@ -18,6 +19,8 @@ struct Recorder {
     space: Mutex<ConfigSpace>,
     moves: Mutex<Vec<Option<u64>>>,
     writes: Mutex<Vec<(u64, usize)>>,
+    /// Its slot, and where it records a reset.
+    resets: OnceLock<(Slot, Arc<Mutex<Vec<Slot>>>)>,
 }
 
 impl Recorder {
@@ -35,6 +38,7 @@ impl Recorder {
             space: Mutex::new(space),
             moves: Mutex::default(),
             writes: Mutex::default(),
+            resets: OnceLock::new(),
         })
     }
 
@@ -63,6 +67,9 @@ impl PciFunction for Recorder {
         self.moves.lock().push(address);
     }
     fn reset(&self) {
+        if let Some((slot, resets)) = self.resets.get() {
+            resets.lock().push(*slot);
+        }
         self.space.lock().reset();
     }
 }
@@ -353,6 +360,22 @@ fn a_full_window_leaves_nothing_behind() {
     assert_eq!(pci.functions().len(), 2);
     pci.remove(slot);
     pci.add(None, Recorder::new()).unwrap();
+}
+
+#[test]
+fn functions_are_reset_from_the_last_slot_to_the_first() {
+    let (_memory, pci) = bus();
+    let resets = Arc::new(Mutex::new(Vec::new()));
+    for slot in [31, 3, 16].map(Slot::new) {
+        let function = Recorder::new();
+        let slot = pci.add(slot, function.clone()).unwrap();
+        function.resets.set((slot, resets.clone())).unwrap();
+    }
+    pci.reset();
+    assert_eq!(
+        *resets.lock(),
+        [31, 16, 3].map(|slot| Slot::new(slot).unwrap())
+    );
 }
 
 #[test]

@@ -11,15 +11,15 @@
 //! *bypass*: device addresses are guest-physical. There are at most as many domains as endpoints,
 //! so guests cannot make more.
 //!
-//! **Order.** An endpoint changes before the books: a refused ATTACH changes nothing. MAP and UNMAP
-//! change the domain's [`AddressSpace`] first, which waits for readers in this process, then every
-//! endpoint, and only then are they answered.
+//! **Order.** An ATTACH changes the endpoint before the domains, which a refused ATTACH does not
+//! change. MAP and UNMAP change the domain's [`AddressSpace`] first, which waits for readers in
+//! this process, then every endpoint. Then the VMM answers them.
 //!
-//! **Refusals.** The MAPs and UNMAPs of one kick are one change set for each domain. If an endpoint
-//! refuses the set, it is rolled back in all of them. Then its requests are served one by one, so
-//! that only the cause gets an error. That matters because Linux ignores the status of an UNMAP:
-//! its pages must not stay mapped. If an endpoint refuses even a lone UNMAP, or a roll-back, it is
-//! blocked until its driver resets it.
+//! **Refusals.** Adjacent MAPs and UNMAPs of a pass are one change set for each domain. If an
+//! endpoint refuses the set, it is rolled back in all of them. Then its requests are served one by
+//! one, so that only the cause gets an error. That matters because Linux ignores the status of an
+//! UNMAP: its pages must not stay mapped. If an endpoint refuses even a lone UNMAP, or a roll-back,
+//! it is blocked until its driver resets it.
 //!
 //! Owns the books and their limits. It must not know the layout of requests, nor how a device
 //! changes its mappings.
@@ -30,9 +30,7 @@ use std::sync::Arc;
 use tracing::warn;
 use vdpa::causes::in_one_line;
 use vdpa::iova::{IovaRange, PAGE_SIZE};
-use vdpa::memory::{
-    AddressSpace, Change, DmaRegion as _, GuestMemory, GuestRegion, Mode, Piece, Writer,
-};
+use vdpa::memory::{AddressSpace, Change, GuestMemory, GuestRegion, Mode, Piece, Writer};
 
 use super::endpoint::Endpoint;
 use super::request::{MSI, Request, Status};
@@ -63,8 +61,7 @@ pub(super) struct Limits {
 impl Limits {
     fn new(memory: &GuestMemory, input: IovaRange, mappings: u32) -> Self {
         let regions = GuestRegion::all(memory).into_iter();
-        let ram = regions.filter_map(|region| IovaRange::from_size(region.base(), region.size()));
-        let ram: Vec<IovaRange> = ram.collect();
+        let ram: Vec<IovaRange> = regions.filter_map(|region| region.range()).collect();
         let size: u64 = ram.iter().filter_map(IovaRange::size).sum();
         Self {
             input,
@@ -277,7 +274,7 @@ impl Domains {
         self.bypass.then_some(&self.identity)
     }
 
-    /// Serves the requests of one kick, in their order. Returns the status of each.
+    /// Serves the requests of one pass, in their order. Returns the status of each.
     pub(super) fn serve(&mut self, requests: &[Request]) -> Vec<Status> {
         let mut statuses = Vec::with_capacity(requests.len());
         self.counters.kicks += u64::from(!requests.is_empty());

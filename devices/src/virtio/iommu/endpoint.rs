@@ -13,8 +13,8 @@ use crate::virtio::backend::Translated;
 /// A device behind the IOMMU, shared with the threads that use it otherwise. The methods are those
 /// of [`Translated`].
 ///
-/// Lock order: the IOMMU's function, its domains, the endpoint's function, an [`AddressSpace`]. An
-/// endpoint never calls the IOMMU.
+/// Lock order: the IOMMU's function, its domains, the endpoint's function, an [`AddressSpace`]. A
+/// hot swap locks the domains, then the endpoint's function. An endpoint never calls the IOMMU.
 pub trait Endpoint: Send + Sync + fmt::Debug {
     /// See [`Translated::reach`].
     ///

@@ -9,8 +9,8 @@
 //!     <--- statuses ---+
 //! ```
 //! **Requests are served in the thread of the vCPU that kicked.** Linux spins for the answer with
-//! interrupts disabled, so a thread of the VMM would only make it wait longer. All requests of a
-//! kick are one change set for each device. Nothing is answered before every device has followed.
+//! interrupts disabled, so a thread of the VMM would only make it wait longer. Adjacent MAPs and
+//! UNMAPs are one change set for each domain. The VMM answers them after every device has followed.
 //!
 //! The event queue reports faults of emulated devices. vDPA devices report none to the VMM, so the
 //! driver's buffers stay there unused, and the queue has no state.
@@ -52,7 +52,7 @@ pub use self::endpoint::Endpoint;
 #[cfg(any(test, feature = "fuzz"))]
 pub use self::fuzz::iommu_anything;
 #[cfg(any(test, feature = "fuzz"))]
-pub(crate) use self::recorder::Recorder;
+pub(crate) use self::recorder::{Recorder, domains};
 pub use self::saved::{DOMAINS_STATE_VERSION, DomainsState};
 
 use self::domains::LAST_DOMAIN;
@@ -65,8 +65,9 @@ use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, active, inactive
 use super::userspace_queue::{Kick, UserspaceQueue};
 use crate::Error;
 
-/// Maximum number of requests served in one go: a vCPU waits for them.
-pub const REQUESTS_PER_KICK: usize = 1024;
+/// Maximum number of requests served in one go: a vCPU waits for them. In tests they fit into a
+/// queue at once.
+pub const REQUESTS_PER_KICK: usize = if cfg!(test) { 64 } else { 1024 };
 
 // Features (virtio 1.3, 5.13.3). Not offered: BYPASS (3), which BYPASS_CONFIG supersedes, and MMIO
 // (5).
@@ -192,7 +193,8 @@ fn serve(
     Ok(true)
 }
 
-/// Takes at most `limit` requests from the queue, and the reason if it is broken.
+/// Takes at most `limit` requests from the queue, and the reason if it is broken. An ATTACH ends
+/// the pass: it can map all of a domain, so its answer and the domains' lock wait for no other one.
 fn take(
     queue: &mut UserspaceQueue,
     memory: &GuestMemory,
@@ -207,8 +209,12 @@ fn take(
         };
         match parsed {
             Ok((reply, request)) => {
+                let attaches = matches!(request, Request::Attach { .. });
                 replies.push(reply);
                 requests.push(request);
+                if attaches {
+                    break;
+                }
             }
             Err(error) => return (replies, requests, Some(error)),
         }

@@ -1,11 +1,10 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vdpa::iova::IovaRange;
 use vdpa::memory::Mode;
 
 use super::recorder::{Recorder, domains};
-use super::request::encode;
+use super::request::{Status, encode};
 use super::*;
 use crate::pci::PciFunction as _;
 use crate::testing::{FakeDoorbells, FakeVectors};
@@ -169,29 +168,54 @@ fn a_chain_without_room_for_a_status_breaks_the_queue() {
 fn the_vcpu_serves_only_so_many_requests() {
     let mut rig = Rig::new(256);
     rig.driver.fill(BUFFERS, &encode::detach(1, NIC));
-    let mut served = 0;
-    let one_more = |rig: &mut Rig| {
+    for _ in 0..REQUESTS_PER_KICK + 36 {
         rig.driver
             .add(&[readable(BUFFERS, 20), writable(ANSWERS, 4)]);
-    };
-    (0..100).for_each(|_| one_more(&mut rig));
+    }
     rig.driver.kick.read().unwrap();
-    let queue = rig.iommu.active.as_mut().unwrap().queue().unwrap();
-    let (replies, requests, failure) = take(queue, &rig.driver.memory, 64);
-    assert_eq!(
-        (replies.len(), requests.len(), failure.is_none()),
-        (64, 64, true)
-    );
-    for reply in replies {
-        queue.push_used(reply.chain, 4).unwrap();
-    }
-    queue.signal_used().unwrap();
-    // The vmm thread serves the rest.
+    let served = |rig: &mut Rig| std::iter::from_fn(|| rig.driver.take_used()).count();
+    assert_eq!(rig.iommu.kicked(0), Outcome::default());
+    assert_eq!(served(&mut rig), REQUESTS_PER_KICK);
+    // The vmm thread is woken and serves the rest.
+    assert!(rig.driver.kick.read().is_ok());
     rig.iommu.process(KICK);
-    while rig.driver.take_used().is_some() {
-        served += 1;
+    assert_eq!(served(&mut rig), 36);
+}
+
+#[test]
+fn a_pass_has_one_attach_as_its_last_request() {
+    let mut rig = Rig::new(SIZE);
+    let map = encode::map(1, [0x4000, 0x4fff, 0x1000], 3);
+    let requests = [
+        encode::attach(1, NIC, 0),
+        map,
+        encode::attach(2, NIC, 1),
+        encode::attach(3, NIC, 0),
+        encode::probe(NIC),
+    ];
+    let answers = requests.map(|request| rig.add(&request, 4));
+    let queue = rig.iommu.active.as_mut().unwrap().queue().unwrap();
+    let attach = |domain, bypass| Request::Attach {
+        domain,
+        endpoint: NIC,
+        bypass,
+    };
+    for (count, last) in [(1, attach(1, false)), (2, attach(2, true))] {
+        let (replies, requests, failure) = take(queue, &rig.driver.memory, 64);
+        assert!(failure.is_none());
+        assert_eq!((requests.len(), requests.last()), (count, Some(&last)));
+        let statuses = rig.iommu.domains.lock().serve(&requests);
+        for ((reply, request), status) in replies.iter().zip(&requests).zip(statuses) {
+            reply.write(&rig.driver.memory, request, status).unwrap();
+            queue.push_used(reply.chain, 4).unwrap();
+        }
     }
-    assert_eq!(served, 100);
+    // One kick serves all passes.
+    assert_eq!(rig.status(answers[2]), [OK, 0, 0, 0]);
+    assert_eq!(rig.status(answers[3]), [0xa5; 4]);
+    assert_eq!(rig.iommu.kicked(0), Outcome::default());
+    assert_eq!(rig.status(answers[3]), [OK, 0, 0, 0]);
+    assert_eq!(rig.status(answers[4]), [INVALID, 0, 0, 0]);
 }
 
 #[test]
@@ -307,5 +331,8 @@ fn a_device_that_is_not_behind_an_iommu_does_not_enter() {
     let mut domains = domains(true, 1);
     let error = domains.add(0x18, device).unwrap_err();
     assert!(error.to_string().contains("iommu=on"), "{error}");
-    assert!(IovaRange::ALL.contains(&domains.input()));
+    assert_eq!(
+        domains.serve(&[Request::Probe { endpoint: 0x18 }]),
+        [Status::NoEntry]
+    );
 }

@@ -57,6 +57,7 @@ use self::notify::{NotifyDoorbells, kick};
 use self::saving::Attempt;
 use self::transport::Transport;
 use super::backend::{Backend, Event};
+use super::iommu::SharedDomains;
 use crate::Error;
 use crate::hypervisor::{Doorbells, MsiVectors};
 use crate::pci::{Bar, Msix, PciFunction};
@@ -173,10 +174,20 @@ impl VirtioPciDevice {
     /// registers, rings and vectors. It gets a spurious interrupt for each queue and one for a
     /// configuration change, and is asked to announce itself.
     ///
+    /// `domains`: those of the guest's IOMMU, for a device behind it. They do not change during the
+    /// swap. Otherwise a MAP could reach the new backend both with the copy of its space and as a
+    /// change, which it would refuse.
+    ///
     /// # Errors
     /// It is not possible, or it failed. The old backend stays; the kind tells whether it works.
-    pub fn swap(&self, replacement: Replacement) -> Result<Swapped, SwapFailed> {
+    pub fn swap(
+        &self,
+        replacement: Replacement,
+        domains: Option<&SharedDomains>,
+    ) -> Result<Swapped, SwapFailed> {
         let Replacement { backend, events } = replacement;
+        // The lock order is that of `Endpoint`.
+        let _domains = domains.map(|domains| domains.lock());
         let mut transport = self.transport.lock();
         let (retired, gap) = transport.swap(backend)?;
         let events = std::mem::replace(&mut *self.events.lock(), events);

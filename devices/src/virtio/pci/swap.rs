@@ -8,7 +8,8 @@
 //!                 or is reported as broken if it had failed before)
 //!   resume     doorbells of the new, a spurious kick and interrupt for all, announcement
 //! ```
-//! All of it happens under the transport's lock. vCPUs keep running: a register access waits for
+//! All of it happens under the transport's lock, and under that of the IOMMU's domains for a device
+//! behind the guest's IOMMU. vCPUs keep running: a register access waits for
 //! the lock, and a kick stays in its eventfd. Events that the old device signalled by interrupts
 //! are in the rings. The old backend is returned, stopped, because closing it may take long.
 //!

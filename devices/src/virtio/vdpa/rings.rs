@@ -8,7 +8,7 @@ use std::sync::Arc;
 use vdpa::device::{Device, State, VringAddresses, VringBase, VringConfig};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
-use vdpa::memory::{AddressSpace, DeviceMemory, DmaRegion as _, GuestRegion};
+use vdpa::memory::{AddressSpace, DeviceMemory, GuestRegion};
 use vdpa::relay::{RelayedQueue, SvqSet};
 use vdpa::ring::{GuestRing, RingFeatures};
 use vdpa::uapi::BackendFeatures;
@@ -111,7 +111,7 @@ impl Rings {
                 .map_err(Error::context("cannot map guest memory for the device"))?;
         }
         let regions = GuestRegion::all(memory.ram()).into_iter();
-        let ram = regions.filter_map(|region| IovaRange::from_size(region.base(), region.size()));
+        let ram = regions.filter_map(|region| region.range());
         Ok(Self {
             id: options.id.clone(),
             ram: ram.collect(),

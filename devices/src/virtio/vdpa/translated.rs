@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use vdpa::iotlb::{Access, Iotlb, IotlbSink};
 use vdpa::iova::IovaRange;
-use vdpa::memory::{AddressSpace, Change, DmaRegion as _, GuestMemory, GuestRegion, Mode, Piece};
+use vdpa::memory::{AddressSpace, Change, GuestMemory, GuestRegion, Mode, Piece};
 use vdpa::{Error as VdpaError, ErrorKind as Cause};
 
 use super::device::VdpaBackend;
@@ -69,6 +69,7 @@ impl Translation {
         iotlb: &mut Iotlb<S>,
         domain: &Arc<AddressSpace>,
     ) -> Result<(), VdpaError> {
+        self.own.check_reach(domain)?;
         if !self.blocked {
             self.follow(iotlb, domain)?;
         }
@@ -136,7 +137,7 @@ impl Translation {
             let mut changes = vec![Change::Unmap { range }];
             if domain.mode() == Mode::Identity {
                 changes.extend(self.ram.iter().filter_map(|region| {
-                    let range = IovaRange::from_size(region.base(), region.size())?;
+                    let range = region.range()?;
                     let (gpa, access) = (range.first(), Access::ReadWrite);
                     let piece = Piece { gpa, access };
                     Some(Change::Map { range, piece })

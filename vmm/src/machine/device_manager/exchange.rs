@@ -67,7 +67,9 @@ impl DeviceManager {
             let error = Error::failed("epoll_ctl")(error);
             return Exchanged::not(error.into(), replacement.into_backend());
         }
-        match entry.device.swap(replacement) {
+        // No MAP or UNMAP comes between the old device's mappings and the new one's.
+        let domains = self.iommu.as_ref().filter(|_| entry.endpoint.is_some());
+        match entry.device.swap(replacement, domains) {
             Ok(Swapped {
                 events: old,
                 retired,

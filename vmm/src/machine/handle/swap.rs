@@ -68,8 +68,7 @@ impl Handle {
 
     /// Opens the device to which the NIC `id` is to move and maps all guest RAM for it.
     fn open_replacement(&self, id: &str, config: &VdpaConfig) -> Result<Device, RequestError> {
-        let memory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
-        let device = open_vdpa(config, &memory, self.0.ram_end)?;
+        let device = open_vdpa(config, &self.memory()?, self.0.ram_end)?;
         if device.config.is_none() {
             // Checked here because the machine identifies a NIC by its `config` alone.
             return Err(RequestError::Swap {

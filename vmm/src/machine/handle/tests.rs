@@ -15,17 +15,13 @@ use crate::machine::pluggable::PlugPhase;
 use crate::machine::status_publisher::RunState;
 use crate::memory::GuestRam;
 
-fn memory() -> SharedMemory {
-    Arc::new(ram().memory().clone())
-}
-
 fn ram() -> Arc<GuestRam> {
     let layout = Layout::new(16 << 20, 40).unwrap();
     Arc::new(GuestRam::new(&layout, None).unwrap())
 }
 
-fn requests(memory: &SharedMemory) -> Requests<Machine> {
-    Requests::new(memory, &ram(), 16 << 20).unwrap()
+fn requests(ram: &Arc<GuestRam>) -> Requests<Machine> {
+    Requests::new(ram, 16 << 20).unwrap()
 }
 
 fn nic(id: &str, serial: u64) -> NicStatus {
@@ -66,8 +62,8 @@ fn unquiesce(answer: Answer<Result<(), RequestError>>) -> Request<Machine> {
 
 #[test]
 fn requests_are_answered_and_bounded() {
-    let memory = memory();
-    let requests = requests(&memory);
+    let ram = ram();
+    let requests = requests(&ram);
     let counted = Resources {
         memory_slots: 7,
         doorbells: 0,
@@ -125,8 +121,8 @@ fn requests_are_answered_and_bounded() {
 
 #[test]
 fn the_status_shows_changes_and_the_end() {
-    let memory = memory();
-    let requests = requests(&memory);
+    let ram = ram();
+    let requests = requests(&ram);
     let handle = requests.handle();
     requests.publish_devices(vec![nic("a", 1)], Vec::new());
     let first = handle.status();
@@ -143,8 +139,8 @@ fn the_status_shows_changes_and_the_end() {
 
 #[test]
 fn listeners_see_every_change_in_order() {
-    let memory = memory();
-    let requests = requests(&memory);
+    let ram = ram();
+    let requests = requests(&ram);
     let seen = Arc::new(Mutex::new(Vec::new()));
     requests.handle().on_change({
         let seen = seen.clone();
@@ -179,8 +175,8 @@ fn listeners_see_every_change_in_order() {
 
 #[test]
 fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
-    let memory = memory();
-    let requests = requests(&memory);
+    let ram = ram();
+    let requests = requests(&ram);
     let handle = requests.handle();
     requests.publish_devices(vec![nic("nic", 1)], Vec::new());
     let error = handle.plug_nic(&config("/dev/null")).unwrap_err();
@@ -196,15 +192,15 @@ fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
     }
     assert!(requests.take().is_empty());
     // A handle does not keep the memory of a dropped machine.
-    drop(memory);
+    drop(ram);
     let error = handle.plug_nic(&config("/dev/null")).unwrap_err();
     assert!(matches!(error, RequestError::Ended));
 }
 
 #[test]
 fn a_failover_without_a_device_reaches_the_machine() {
-    let memory = memory();
-    let requests = requests(&memory);
+    let ram = ram();
+    let requests = requests(&ram);
     let handle = requests.handle();
     let failover =
         thread::spawn(move || handle.fail_over("nic", 7, &config("/nonexistent/vhost-vdpa-0")));
@@ -249,8 +245,8 @@ fn a_device_is_not_its_own_backup() {
 
 #[test]
 fn mandatory_requests_wait_for_room_in_the_queue() {
-    let memory = memory();
-    let requests = requests(&memory);
+    let ram = ram();
+    let requests = requests(&ram);
     let asking: Vec<_> = (0..=WAITING_MAX)
         .map(|_| {
             let handle = requests.handle();

@@ -167,6 +167,7 @@ impl Document {
             }
         }
         for nic in nics {
+            refusals.extend(self.compare_setting(nic));
             if let Err(NoSuchNic { id, has }) = self.config.replace_nic(nic.clone()) {
                 refusals.push(refusal(
                     &format!("the NIC {id}"),
@@ -226,6 +227,22 @@ impl Document {
         } else {
             Err(refusals)
         }
+    }
+
+    /// Compares `iommu` of a NIC, which decides its slot and its features.
+    fn compare_setting(&self, nic: &VdpaConfig) -> Option<Refusal> {
+        let id = nic.name();
+        let mut theirs = self.config.vdpa.iter();
+        let theirs = theirs.find(|theirs| theirs.name() == id)?;
+        let [on, off] = ["with iommu=on", "without iommu=on"].map(str::to_owned);
+        let (source, destination, change) = match (theirs.iommu, nic.iommu) {
+            (true, false) => (on, off, "add iommu=on to"),
+            (false, true) => (off, on, "leave iommu=on out of"),
+            _ => return None,
+        };
+        let remedy = format!("{change} its --vdpa where the destination waits");
+        let what = format!("the NIC {id}");
+        Some(refusal(&what, source, destination, &remedy))
     }
 
     /// This host decides how much memory it gives, of which kind and from which node, and which of
@@ -627,6 +644,31 @@ mod tests {
             .state_versions
             .retain(|part, _| !part.starts_with("virtio-"));
         document.prepare(&here(&nics, &ours, &ours)).unwrap();
+    }
+
+    #[test]
+    fn a_nic_is_behind_the_iommu_on_both_hosts_or_on_none() {
+        let ours = ours();
+        for (there, here_too, remedy) in [
+            (true, true, None),
+            (false, false, None),
+            (true, false, Some("add iommu=on")),
+            (false, true, Some("leave iommu=on out")),
+        ] {
+            let mut document = machine(&["/theirs/vdpa"]);
+            document.config.vdpa[0].iommu = there;
+            let mut nics = nics();
+            nics[0].iommu = here_too;
+            let prepared = document.prepare(&here(&nics, &ours, &ours));
+            let Some(remedy) = remedy else {
+                prepared.unwrap();
+                continue;
+            };
+            let refusals = prepared.unwrap_err();
+            assert_eq!(what(&refusals), ["the NIC net0"]);
+            assert_ne!(refusals[0].source, refusals[0].destination);
+            assert!(refusals[0].remedy.starts_with(remedy), "{refusals:?}");
+        }
     }
 
     #[test]

@@ -34,7 +34,9 @@ fn its_driver_notices_nothing_and_continues_with_the_backup() {
 
     let (next, seen) = Model::new(Shape::default());
     seen.lock().doorbells = vec![1];
-    let swapped = rig.device.swap(rig.device.replacement(Box::new(next)));
+    let swapped = rig
+        .device
+        .swap(rig.device.replacement(Box::new(next)), None);
     assert!(swapped.unwrap().gap.is_some());
     assert_eq!(rig.status(), 15);
     let notify = WINDOW + 0x1_0000;
@@ -116,7 +118,9 @@ fn it_never_continues_after_a_failed_swap() {
         let rig = protected(old, features);
         assert!(rig.fail());
         let (next, seen) = Model::new(next);
-        let swapped = rig.device.swap(rig.device.replacement(Box::new(next)));
+        let swapped = rig
+            .device
+            .swap(rig.device.replacement(Box::new(next)), None);
         let error = swapped.unwrap_err().error;
         assert_ne!(seen.lock().stage, Stage::Active);
         // A device that does not fit is refused before any change: another may fit.

@@ -26,7 +26,9 @@ fn a_removed_device_that_works_hands_over_in_an_orderly_way() {
     assert!(rig.device.is_removed());
     assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
     let (next, seen) = Model::new(Shape::default());
-    let swapped = rig.device.swap(rig.device.replacement(Box::new(next)));
+    let swapped = rig
+        .device
+        .swap(rig.device.replacement(Box::new(next)), None);
     assert!(swapped.unwrap().gap.is_some());
     assert_eq!((rig.status(), seen.lock().stage), (15, Stage::Active));
     assert!(!rig.device.is_removed());

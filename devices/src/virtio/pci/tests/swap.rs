@@ -14,7 +14,7 @@ use super::rig::{
 };
 use crate::testing::{FakeDoorbells, FakeVectors, Reached};
 use crate::virtio::backend::{Backend, Event, Outcome};
-use crate::virtio::iommu::{Endpoint as _, Recorder};
+use crate::virtio::iommu::{Endpoint as _, Recorder, domains};
 use crate::virtio::pci::{Swapped, VirtioPciDevice};
 use crate::{Error, ErrorKind};
 
@@ -25,7 +25,7 @@ const MAC: u64 = FAIL_CHANGE;
 fn swap(rig: &Rig, shape: Shape) -> (Result<Swapped, Error>, Arc<Mutex<Seen>>) {
     let (next, seen) = Model::new(shape);
     let replacement = rig.device.replacement(Box::new(next));
-    let swapped = rig.device.swap(replacement);
+    let swapped = rig.device.swap(replacement, None);
     (swapped.map_err(|failed| failed.error), seen)
 }
 
@@ -39,13 +39,37 @@ fn take_interrupts(rig: &Rig) {
     }
 }
 
+/// Returns a backend behind the IOMMU.
+fn behind(recorder: &Arc<Mutex<Recorder>>) -> (Box<Model>, Arc<Mutex<Seen>>) {
+    let (mut model, seen) = Model::new(Shape::default());
+    model.translated = Some(Arc::clone(recorder));
+    (Box::new(model), seen)
+}
+
+#[test]
+fn a_swap_waits_for_a_change_of_the_domains() {
+    let [old, new] = [Recorder::new(), Recorder::new()];
+    let doorbells = Arc::new(FakeDoorbells::default());
+    let device = VirtioPciDevice::new(behind(&old).0, &FakeVectors::new(9), doorbells).unwrap();
+    let device = Arc::new(device);
+    let domains = Arc::new(Mutex::new(domains(true, 1)));
+    domains.lock().add(0x80, device.clone()).unwrap();
+    let changing = domains.lock();
+    std::thread::scope(|scope| {
+        let replacement = device.replacement(behind(&new).0);
+        let swap = scope.spawn(|| device.swap(replacement, Some(&domains)).is_ok());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!swap.is_finished() && new.lock().space.is_none());
+        // As a change of the domains does. The new device gets the result.
+        device.leave();
+        drop(changing);
+        assert!(swap.join().unwrap());
+    });
+    assert!(new.lock().space.is_none() && new.lock().mode == Mode::Blocked);
+}
+
 #[test]
 fn a_device_behind_the_iommu_begins_in_the_space_of_the_old_one() {
-    let behind = |recorder: &Arc<Mutex<Recorder>>| {
-        let (mut model, seen) = Model::new(Shape::default());
-        model.translated = Some(Arc::clone(recorder));
-        (Box::new(model), seen)
-    };
     let [old, new] = [Recorder::new(), Recorder::new()];
     let doorbells = Arc::new(FakeDoorbells::default());
     let device = VirtioPciDevice::new(behind(&old).0, &FakeVectors::new(9), doorbells).unwrap();
@@ -53,7 +77,7 @@ fn a_device_behind_the_iommu_begins_in_the_space_of_the_old_one() {
     space.change(|space| space.set_mode(Mode::Identity));
     device.enter(&space).unwrap();
     device
-        .swap(device.replacement(behind(&new).0))
+        .swap(device.replacement(behind(&new).0), None)
         .map_err(|failed| failed.error)
         .unwrap();
     assert_eq!(new.lock().mode, Mode::Identity);
@@ -71,7 +95,7 @@ fn a_device_behind_the_iommu_begins_in_the_space_of_the_old_one() {
     broken.lock().broken = true;
     let (outside, _) = Model::new(Shape::default());
     for next in [behind(&broken).0, Box::new(outside)] {
-        let refused = device.swap(device.replacement(next)).unwrap_err();
+        let refused = device.swap(device.replacement(next), None).unwrap_err();
         assert_eq!(refused.error.kind(), ErrorKind::Incompatible);
     }
     assert_eq!(new.lock().mode, Mode::Identity);
@@ -98,7 +122,9 @@ fn a_driver_continues_with_another_device() {
         seen.config = *b"abcdefghij";
         seen.doorbells = vec![1];
     }
-    let swapped = rig.device.swap(rig.device.replacement(Box::new(next)));
+    let swapped = rig
+        .device
+        .swap(rig.device.replacement(Box::new(next)), None);
     let swapped = swapped.unwrap();
     assert!(swapped.gap.is_some());
     // The guest's registers are unchanged, and the new device is behind them.
@@ -405,7 +431,7 @@ fn descriptors_change_with_the_device() {
     let replacement = rig.device.replacement(Box::new(next));
     assert_eq!(replacement.events(), events(200));
     assert_eq!(rig.device.events(), events(100));
-    let swapped = rig.device.swap(replacement).unwrap();
+    let swapped = rig.device.swap(replacement, None).unwrap();
     assert_eq!(
         (swapped.events, rig.device.events()),
         (events(100), events(200))
@@ -415,7 +441,7 @@ fn descriptors_change_with_the_device() {
     let (next, seen) = Model::new(failing);
     let failed = rig
         .device
-        .swap(rig.device.replacement(Box::new(next)))
+        .swap(rig.device.replacement(Box::new(next)), None)
         .unwrap_err();
     assert_eq!(rig.device.events(), events(200));
     // It is returned, so that the caller stops polling before it closes the descriptors.
@@ -503,7 +529,7 @@ proptest! {
                     let shape = Shape { refuses, fails_restore, ..Shape::default() };
                     let (next, seen) = Model::new(shape);
                     seen.lock().doorbells = vec![1];
-                    let swapped = rig.device.swap(rig.device.replacement(Box::new(next)));
+                    let swapped = rig.device.swap(rig.device.replacement(Box::new(next)), None);
                     let done = swapped.is_ok();
                     prop_assert_eq!(done, refuses.is_none() && !(fails_restore && running));
                     past.push(if done { std::mem::replace(&mut present, seen) } else { seen });

@@ -134,7 +134,11 @@ impl Rig {
 }
 
 fn space(mode: Mode) -> Arc<AddressSpace> {
-    let space = AddressSpace::new(IovaRange::new(0, REACH).unwrap());
+    space_to(REACH, mode)
+}
+
+fn space_to(last: u64, mode: Mode) -> Arc<AddressSpace> {
+    let space = AddressSpace::new(IovaRange::new(0, last).unwrap());
     space.change(|space| space.set_mode(mode));
     Arc::new(space)
 }
@@ -182,6 +186,25 @@ fn nothing_is_mapped_before_the_device_enters_a_space() {
     rig.translation.clear(&mut rig.iotlb).unwrap();
     rig.translation.domain = None;
     rig.check();
+}
+
+#[test]
+fn a_space_beyond_the_reach_of_the_device_is_refused() {
+    for mode in [Mode::Mapped, Mode::Identity] {
+        let mut rig = Rig::new();
+        rig.enter(&domain(2)).unwrap();
+        let messages = rig.kernel.borrow().messages;
+        let error = rig.enter(&space_to(WINDOW, mode)).unwrap_err();
+        assert_ne!(error.kind(), Cause::NotRolledBack);
+        assert!(error.to_string().contains("0xffffffffff"), "{error}");
+        assert_eq!(rig.kernel.borrow().messages, messages);
+        rig.check();
+        rig.enter(&space_to(REACH >> 1, mode)).unwrap();
+        rig.check();
+        // A blocked device does not promise it for later either.
+        rig.translation.blocked = true;
+        rig.enter(&space_to(WINDOW, mode)).unwrap_err();
+    }
 }
 
 #[test]
