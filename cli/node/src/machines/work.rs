@@ -400,7 +400,7 @@ impl Machines {
         });
         shown.await??;
         if let Err(error) = vmm.upgrade(&wanted).await {
-            self.hide_soon(&vm, files).await;
+            self.hide_soon(vm, files).await;
             return Err(error);
         }
         let (machines, name) = (self.clone(), vm.clone());
