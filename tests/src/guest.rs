@@ -34,8 +34,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bellhop's exit code when a vCPU cannot continue.
-const CRASHED: i32 = 3;
+/// Bellhop's exit code when a vCPU cannot continue: the guest crashed.
+pub const CRASHED: i32 = 3;
 
 /// After a wait of this length the test gives a guest up and takes evidence of it. A test that
 /// waits for less may expect silence.

@@ -58,6 +58,31 @@ pub fn reload(mapping: Mapping) -> Result<()> {
     load("vdpa_sim_blk.ko", "")
 }
 
+/// The simulator with other parameters. Dropping it restores the defaults for later tests. Drop it
+/// after its devices.
+#[derive(Debug)]
+#[must_use]
+pub struct OtherMapping(());
+
+impl OtherMapping {
+    /// Reloads the simulator.
+    ///
+    /// # Errors
+    /// Those of [`reload`].
+    pub fn load(mapping: Mapping) -> Result<Self> {
+        // A failure may leave no module.
+        let guard = Self(());
+        reload(mapping)?;
+        Ok(guard)
+    }
+}
+
+impl Drop for OtherMapping {
+    fn drop(&mut self) {
+        notice::left_behind(reload(Mapping::DEFAULT));
+    }
+}
+
 /// Unloads a module, if it is loaded. A device that was closed a moment ago may still hold it: the
 /// kernel drops the module's reference when it closes the file. It closes the files of a killed
 /// process after the process's end.

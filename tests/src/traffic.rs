@@ -60,8 +60,16 @@ pub fn exchange(guest: &mut Guest, nic: &str, frames: Frames) -> Result<()> {
         window,
     } = frames;
     let answer = guest.command(&format!("frames {count} {size} {window} {nic}"))?;
-    expect_whole(&answer, count)?;
-    expect(&answer, "lost", 0)
+    all_returned(&answer, count)
+}
+
+/// Checks a guest's answer to `frames`.
+///
+/// # Errors
+/// [`Error::Invalid`] unless it sent so many frames, and each came back once, unchanged.
+pub fn all_returned(answer: &Value, count: u64) -> Result<()> {
+    expect_whole(answer, count)?;
+    expect(answer, "lost", 0)
 }
 
 /// Makes a guest send frames to a peer, whose address is `mac` and which sends them back.

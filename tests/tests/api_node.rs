@@ -84,10 +84,7 @@ fn a_killed_daemons_machine_is_adopted() {
     });
     let found = daemon.api.get("/v1/vms/web").unwrap();
     assert_eq!(found["status"]["last_end"]["reason"], "Killed", "{found}");
-    daemon
-        .api
-        .done("DELETE", "/v1/vms/web?force=true", None)
-        .unwrap();
+    daemon.delete("web");
     before.same(&daemon);
 }
 
@@ -110,10 +107,7 @@ fn an_empty_state_directory_ends_no_machine() {
     let found = daemon.await_phase("web", "Running");
     assert_eq!(found["status"]["pid"], vm["status"]["pid"], "{found}");
     during.same(&daemon);
-    daemon
-        .api
-        .done("DELETE", "/v1/vms/web?force=true", None)
-        .unwrap();
+    daemon.delete("web");
     before.same(&daemon);
 }
 
@@ -158,10 +152,7 @@ fn a_machine_that_is_killed_is_started_again_and_one_that_is_stopped_is_not() {
         .done("PUT", "/v1/vms/web/state", Some(&run))
         .unwrap();
     daemon.await_phase("web", "Running");
-    daemon
-        .api
-        .done("DELETE", "/v1/vms/web?force=true", None)
-        .unwrap();
+    daemon.delete("web");
     before.same(&daemon);
 }
 
@@ -396,10 +387,7 @@ fn nics_are_plugged_and_unplugged_while_it_runs_and_a_device_is_for_one_machine(
     });
     let gone = daemon.api.ask("DELETE", path, None).unwrap();
     assert_eq!(gone.status, 404, "{}", gone.body);
-    daemon
-        .api
-        .done("DELETE", "/v1/vms/web?force=true", None)
-        .unwrap();
+    daemon.delete("web");
     before.same(&daemon);
 }
 
@@ -462,10 +450,7 @@ fn a_nic_that_was_moved_is_on_its_new_device_for_every_daemon_and_after_a_restar
         daemon.await_phase("web", state);
     }
     is_there(&daemon);
-    daemon
-        .api
-        .done("DELETE", "/v1/vms/web?force=true", None)
-        .unwrap();
+    daemon.delete("web");
     before.same(&daemon);
 }
 

@@ -1,5 +1,7 @@
-//! The node daemon on a host that fails: a full disk, no free descriptors or memory, a wrong clock,
-//! and processes that are killed. No other VM ends because of it, and nothing is lost or left.
+//! The node daemon on a host that fails: a full disk, no free descriptors, a wrong clock, and a VM
+//! that exceeds its memory. No other VM ends, and nothing is lost or left.
+//!
+//! `api_node_kill` and `api_node_random_kills` have the processes that are killed.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,9 +11,9 @@
 #[allow(dead_code, reason = "other tests use more of it")]
 mod node;
 
-use lab::endurance::{cycles, soak};
+use lab::process::output;
 use lab::sim::require_lab;
-use lab::traffic::{Frames, exchange};
+use lab::traffic::{Frames, all_returned, exchange};
 use node::{Daemon, NOTICE, Traces, nic, until};
 use rustix::process::{Resource, Rlimit, prlimit};
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
@@ -31,24 +33,14 @@ const FRAMES: Frames = Frames {
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:59:01";
 
-/// Runs a command of the lab host.
-#[track_caller]
-fn run(program: &str, arguments: &[&str]) {
-    let status = Command::new(program).args(arguments).status().unwrap();
-    assert!(status.success(), "{program} {arguments:?}: {status}");
-}
-
 /// A small file system. Dropping it unmounts it.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
     fn mount(at: &Path) -> Self {
         fs::create_dir_all(at).unwrap();
-        let path = at.to_str().unwrap();
-        run(
-            "mount",
-            &["-t", "tmpfs", "-o", "size=6m,mode=0700", "lab", path],
-        );
+        let words = ["-t", "tmpfs", "-o", "size=6m,mode=0700", "lab"];
+        output(Command::new("mount").args(words).arg(at)).unwrap();
         Self(at.to_path_buf())
     }
 
@@ -105,8 +97,7 @@ fn a_full_disk_refuses_new_vms_and_ends_none() {
     daemon.api.done("PUT", "/v1/vms/new", Some(&other)).unwrap();
     daemon.await_phase("new", "Running");
     for vm in ["new", "old"] {
-        let path = format!("/v1/vms/{vm}?force=true");
-        daemon.api.done("DELETE", &path, None).unwrap();
+        daemon.delete(vm);
     }
     before.same(&daemon);
 }
@@ -132,7 +123,7 @@ fn a_daemon_without_free_descriptors_recovers() {
         .filter_map(|_| UnixStream::connect(daemon.api.socket()).ok())
         .collect();
     assert!(held.len() > 4, "{}", held.len());
-    // A VM needs descriptors: the request is refused, or waits until its client gives up.
+    // Meanwhile the daemon cannot accept the others.
     std::thread::sleep(std::time::Duration::from_millis(300));
     drop(held);
     until("the daemon accepts again", || {
@@ -140,7 +131,7 @@ fn a_daemon_without_free_descriptors_recovers() {
     });
     assert_eq!(phase(&daemon, "web"), "Running");
     let refused = daemon.api.ask("PUT", "/v1/vms/two", Some(&spec)).unwrap();
-    // It starts, or names the cause.
+    // The VM starts, or the error names the cause.
     let text = refused.body.to_string();
     assert!(
         refused.status == 201 || text.contains("Too many open files"),
@@ -207,81 +198,7 @@ fn a_clock_that_is_set_ends_no_vm_and_no_wait() {
         let vm = daemon.await_phase("web", "Running");
         assert_eq!(vm["status"]["pid"], pid, "{offset}: {vm}");
     }
-    daemon
-        .api
-        .done("DELETE", "/v1/vms/web?force=true", None)
-        .unwrap();
-}
-
-/// A source of numbers that a failed run prints, so that it can be repeated.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        // xorshift64 (Marsaglia 2003).
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
-/// Requests and kills in random order. After each kill the daemon has every VM that it confirmed.
-#[test]
-fn kills_at_random_lose_nothing_and_leave_nothing() {
-    require_lab().unwrap();
-    let mut daemon = Daemon::start("random");
-    let before = Traces::now(&daemon);
-    let seed = u64::from(std::process::id()) << 20 | 0x5eed;
-    println!("seed {seed:#x}");
-    let mut random = Random(seed);
-    let spec = |daemon: &Daemon, number: u64| {
-        daemon.tiny(&json!([nic("net0", &format!("52:54:5e:11:59:1{number}"))]))
-    };
-    let mut known = [false; 3];
-    let rounds = cycles().unwrap() * if soak() { 20 } else { 2 };
-    for round in 0..rounds {
-        let number = random.below(3);
-        let index = usize::try_from(number).unwrap();
-        let path = format!("/v1/vms/vm{number}");
-        let made = if known[index] {
-            let deleted = daemon
-                .api
-                .ask("DELETE", &format!("{path}?force=true"), None)
-                .unwrap();
-            assert_eq!(deleted.status, 204, "{round} {}", deleted.body);
-            false
-        } else {
-            let spec = spec(&daemon, number);
-            let made = daemon.api.ask("PUT", &path, Some(&spec)).unwrap();
-            assert!(made.status < 300, "{round} {} {}", made.status, made.body);
-            true
-        };
-        known[index] = made;
-        match random.below(3) {
-            0 => daemon.kill_marked(),
-            1 => daemon.restart(true),
-            _ => {
-                daemon.kill_marked();
-                daemon.restart(true);
-            }
-        }
-        let items = daemon.api.get("/v1/vms").unwrap();
-        let has = |number: usize| {
-            let mut vms = items["items"].as_array().unwrap().iter();
-            vms.any(|vm| vm["name"] == format!("vm{number}"))
-        };
-        for (number, exists) in known.iter().enumerate() {
-            assert_eq!(has(number), *exists, "{round} vm{number} {items}");
-        }
-    }
-    for (number, exists) in known.into_iter().enumerate() {
-        if exists {
-            let path = format!("/v1/vms/vm{number}?force=true");
-            daemon.api.done("DELETE", &path, None).unwrap();
-        }
-    }
-    before.same(&daemon);
+    daemon.delete("web");
 }
 
 /// The group of a VM at its limit: the kernel ends that VM, and no other.
@@ -328,14 +245,11 @@ fn a_vm_that_exceeds_its_memory_is_restarted_and_another_does_not_notice() {
     exchange(&mut daemon.guest("greedy"), "eth0", FRAMES).unwrap();
 
     let said = other.answer(line, NOTICE).unwrap();
-    for (name, wanted) in [("rx", 5000), ("corrupt", 0), ("duplicate", 0), ("lost", 0)] {
-        assert_eq!(said[name], wanted, "{said}");
-    }
+    all_returned(&said, 5000).unwrap();
     let vm = daemon.await_phase("other", "Running");
     assert_eq!(vm["status"]["pid"], neighbour, "{vm:#}");
     for name in ["greedy", "other"] {
-        let path = format!("/v1/vms/{name}?force=true");
-        daemon.api.done("DELETE", &path, None).unwrap();
+        daemon.delete(name);
     }
     before.same(&daemon);
 }

@@ -4,7 +4,7 @@
 //!   daemon, VMs ── killed ──> no process, no /run, no vDPA device, no control group
 //!                               another boot ID ──> daemon again ──> VMs again
 //! ```
-//! The lab host itself keeps running. The test takes all away that a reboot takes away.
+//! The lab host itself keeps running. The test removes all that a reboot removes.
 
 #![expect(
     clippy::unwrap_used,
@@ -14,7 +14,8 @@
 #[allow(dead_code, reason = "other tests use more of it")]
 mod node;
 
-use lab::sim::require_lab;
+use lab::process::output;
+use lab::sim::{require_lab, vdpa};
 use lab::temp_path::TempPath;
 use lab::traffic::{Frames, exchange};
 use node::{Daemon, Traces, nic, until};
@@ -33,23 +34,17 @@ const FRAMES: Frames = Frames {
     window: 16,
 };
 
-#[track_caller]
-fn run(program: &str, arguments: &[&str]) {
-    let status = Command::new(program).args(arguments).status().unwrap();
-    assert!(status.success(), "{program} {arguments:?}: {status}");
-}
-
-/// Another boot ID than the kernel's. Dropping it shows the kernel's again.
+/// A mount that hides the kernel's boot ID behind another one. Dropping it unmounts it.
 struct OtherBoot(#[expect(dead_code, reason = "removes the file")] TempPath);
 
 impl OtherBoot {
     fn begin() -> Self {
         let file = TempPath::new("boot-id");
         let now = fs::read_to_string(BOOT_ID).unwrap();
-        // Reversed: as long, and different.
+        // Reversed: another value of the same length.
         let other: String = now.trim().chars().rev().collect();
         fs::write(file.path(), format!("{other}\n")).unwrap();
-        run("mount", &["--bind", file.text(), BOOT_ID]);
+        output(Command::new("mount").args(["--bind", file.text(), BOOT_ID])).unwrap();
         assert_ne!(fs::read_to_string(BOOT_ID).unwrap(), now);
         Self(file)
     }
@@ -67,14 +62,14 @@ fn devices() -> Vec<String> {
     names.map(|name| name.into_string().unwrap()).collect()
 }
 
-/// Takes away all that a reboot takes away. The kernel keeps running.
+/// Removes all that a reboot removes. The kernel keeps running.
 fn reboot(daemon: &mut Daemon, before: &[String]) -> OtherBoot {
     daemon.kill();
     daemon.kill_marked();
     until("no VM runs", || daemon.processes().is_empty());
     for device in devices() {
         if !before.contains(&device) {
-            run("vdpa", &["dev", "del", &device]);
+            vdpa(&["dev", "del", &device]).unwrap();
         }
     }
     fs::remove_dir_all(daemon.api.socket().parent().unwrap()).unwrap();
@@ -154,8 +149,7 @@ fn vms_that_should_run_return_with_their_nics() {
     assert_eq!((&now["pid"], &now["adopted"]), (&pid, &json!(true)));
     drop(guest);
     for name in ["web", "db", "off", "paused-by-host"] {
-        let path = format!("/v1/vms/{name}?force=true");
-        daemon.api.done("DELETE", &path, None).unwrap();
+        daemon.delete(name);
     }
     before.same(&daemon);
     drop(boot);

@@ -9,7 +9,7 @@
 mod crash_kernel;
 
 use crash_kernel::CrashKernel;
-use lab::guest::{BellhopArguments, Guest};
+use lab::guest::{BellhopArguments, CRASHED, Guest};
 use lab::sim::SimDevice;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -124,7 +124,7 @@ fn a_full_disk_does_not_change_the_exit_code() {
         .stderr(full())
         .spawn()
         .unwrap();
-    assert_eq!(wait(&mut child).code(), Some(3));
+    assert_eq!(wait(&mut child).code(), Some(CRASHED));
 }
 
 /// The standard input of a VMM whose user closes the pipe early.
@@ -260,6 +260,6 @@ fn an_error_restores_the_terminal_too() {
     vmm.controller.write_all(b"x").unwrap();
     let said = vmm.wait_for("triple-faulted");
     assert!(said.contains("the guest crashed"), "{said}");
-    assert_eq!(wait(&mut vmm.child).code(), Some(3));
+    assert_eq!(wait(&mut vmm.child).code(), Some(CRASHED));
     assert!(!vmm.is_raw());
 }

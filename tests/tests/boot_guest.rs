@@ -8,7 +8,7 @@
 mod crash_kernel;
 
 use crash_kernel::CrashKernel;
-use lab::guest::{BellhopArguments, Guest};
+use lab::guest::{BellhopArguments, CRASHED, Guest};
 use lab::notice;
 use lab::sim::{SimDevice, require_lab};
 use lab::traffic::{Frames, exchange_counted};
@@ -180,7 +180,7 @@ fn a_triple_fault_ends_with_exit_code_3_and_a_sentence() {
     let kernel = CrashKernel::at_once();
     let arguments = BellhopArguments::small().unwrap().kernel(kernel.path());
     let (status, console) = Guest::run_to_end(&arguments, Duration::from_secs(60)).unwrap();
-    assert_eq!(status.code(), Some(3), "{console}");
+    assert_eq!(status.code(), Some(CRASHED), "{console}");
     let line = console.lines().last().unwrap_or_default();
     assert!(
         line.starts_with("error: the guest crashed: vCPU 0") && line.contains("triple-faulted"),

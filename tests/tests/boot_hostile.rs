@@ -12,22 +12,18 @@
 mod bare_metal;
 
 use bare_metal::{
-    BAR, COMMAND, CTRL_VQ, DISK, MSIX_TABLE, NIC, Program, RNG, Ring, SCRATCH, VERSION_1,
+    BAR, COMMAND, CTRL_VQ, DISK, Files, MSIX_TABLE, NIC, Program, RNG, Ring, SCRATCH, VERSION_1,
     WINDOW_COUNT, config,
 };
-use lab::guest::BellhopArguments;
 use lab::sim::SimDevice;
-use lab::temp_path::TempPath;
 use lab::tiny::BASE;
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs::{self, File};
-use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
 const MAC: &str = "02:00:5e:00:53:31";
 const ATTACK: Duration = Duration::from_secs(10);
-const LOG_MAX: u64 = 1 << 20;
+const LOG_MAX: usize = 1 << 20;
 
 /// Everything at once, for ever.
 fn attack() -> Vec<u8> {
@@ -99,32 +95,17 @@ fn attack() -> Vec<u8> {
 #[test]
 fn a_guest_does_not_fill_the_log() {
     let net = SimDevice::net("hostile", MAC, 1500).unwrap();
-    let kernel = TempPath::new("hostile-kernel");
-    let disk = TempPath::new("hostile-disk");
-    let log = TempPath::new("hostile-log");
-    fs::write(kernel.path(), attack()).unwrap();
-    File::create(disk.path()).unwrap().set_len(1 << 20).unwrap();
-    let mut child = BellhopArguments::small()
-        .unwrap()
-        .kernel(kernel.path())
-        .vdpa(net.path())
-        .disk(disk.path())
-        .argument("--log-file", log.text())
-        .command()
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let files = Files::new("hostile", &attack());
+    let mut child = files.spawn(&format!("path={}", net.path().display()));
     sleep(ATTACK);
     assert_eq!(child.try_wait().unwrap(), None, "the VMM has ended");
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(128 + Signal::TERM.as_raw()));
 
-    let text = fs::read_to_string(log.path()).unwrap();
+    let text = files.said();
     let lines = |what: &str| text.lines().filter(|line| line.contains(what)).count();
-    let size = fs::metadata(log.path()).unwrap().len();
+    let size = text.len();
     println!("{size} bytes, {} lines", text.lines().count());
     for what in [
         "the guest put a BAR over another device",

@@ -8,8 +8,8 @@
 
 use lab::endurance::{SteadyLine, cycles, same_cost, soak, steady_log};
 use lab::guest::{BellhopArguments, Guest};
-use lab::notice::{Kind, left_behind, notice};
-use lab::sim::{self, Mapping, SimDevice, require_lab};
+use lab::notice::{Kind, notice};
+use lab::sim::{Mapping, OtherMapping, SimDevice, require_lab};
 use lab::traffic::{Frames, exchange_counted};
 use lab::vmm_process::cost;
 use std::time::Duration;
@@ -19,15 +19,6 @@ const MAC: &str = "52:54:5e:11:53:01";
 
 /// How long a console may be silent while a guest reboots.
 const SILENCE: Duration = Duration::from_secs(120);
-
-/// Loads the simulator with its defaults when dropped, for later tests.
-struct DefaultMapping;
-
-impl Drop for DefaultMapping {
-    fn drop(&mut self) {
-        left_behind(sim::reload(Mapping::DEFAULT));
-    }
-}
 
 /// A guest with a NIC and a disk, whose VMM logs its resources.
 fn start(net: &SimDevice, block: &SimDevice) -> Guest {
@@ -89,8 +80,7 @@ const FIRST_REBINDS: u32 = 5;
 
 fn resets_and_reboots(mapping: Mapping) {
     require_lab().unwrap();
-    let _afterwards = DefaultMapping;
-    sim::reload(mapping).unwrap();
+    let _mapping = OtherMapping::load(mapping).unwrap();
     let net = SimDevice::net("leaks", MAC, 1500).unwrap();
     let block = SimDevice::block("leaks-blk").unwrap();
     // One processor: under emulation, a guest with two is lost in about every fifth run of this

@@ -284,7 +284,7 @@ fn wrong_names_are_explained() {
     );
     complaint(
         &bellhop(&["topology", "lo"]),
-        &["lo is on no function of the PCI bus"],
+        &["lo belongs to no PCI function"],
     );
     assert!(printed(&bellhop(&["topology", "--help"])).contains("posted interrupts"));
 }

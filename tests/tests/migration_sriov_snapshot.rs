@@ -45,15 +45,7 @@ fn check_traffic(guest: &mut Guest, mac: &str) {
     const COUNT: u64 = 200;
     let line = format!("frames {COUNT} 590 {WINDOW} eth0 to {mac}");
     let answer = guest.command(&line).unwrap();
-    for (name, wanted) in [
-        ("tx", COUNT),
-        ("rx", COUNT),
-        ("corrupt", 0),
-        ("duplicate", 0),
-        ("lost", 0),
-    ] {
-        assert_eq!(answer[name], wanted, "{name}: {answer}");
-    }
+    lab::traffic::all_returned(&answer, COUNT).unwrap();
 }
 
 /// Checks for threads of the guest's VMM that poll relays: there is one while its device is

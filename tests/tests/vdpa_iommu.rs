@@ -10,28 +10,18 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use lab::guest::{BellhopArguments, Guest};
-use lab::notice;
-use lab::sim::{self, Mapping, SimDevice, require_lab};
+use lab::sim::{Mapping, OtherMapping, SimDevice, require_lab};
 use lab::traffic::{Frames, exchange_counted};
 
 /// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:53:01";
 const MTU: u16 = 1400;
-/// The time for a NIC whose driver waits for that of the IOMMU.
+/// How long the NIC's driver may wait for the IOMMU's driver.
 const PROBE: Duration = Duration::from_secs(30);
 const PINNING: Mapping = Mapping {
     use_va: false,
     batch_mapping: false,
 };
-
-/// Loads the simulator with its defaults when dropped, for later tests.
-struct DefaultMapping;
-
-impl Drop for DefaultMapping {
-    fn drop(&mut self) {
-        notice::left_behind(sim::reload(Mapping::DEFAULT));
-    }
-}
 
 /// Frames of all sizes, so that buffers begin and end inside pages.
 fn frames() -> [Frames; 3] {
@@ -42,7 +32,7 @@ fn frames() -> [Frames; 3] {
     })
 }
 
-/// Boots a guest with its NIC behind the IOMMU. `kind`: of its IOMMU group, in the guest's view.
+/// Boots a guest with its NIC behind the IOMMU. `kind` is the type of the NIC's group in the guest.
 fn guest_behind(arguments: BellhopArguments, net: &SimDevice, kind: Option<&str>) -> Guest {
     let nic = format!("path={},iommu=on", net.path().display());
     let mut guest = Guest::start(&arguments.argument("--vdpa", &nic)).unwrap();
@@ -65,8 +55,7 @@ fn guest_behind(arguments: BellhopArguments, net: &SimDevice, kind: Option<&str>
 
 fn traffic_in_mode(mapping: Mapping, words: &str, kind: &str) {
     require_lab().unwrap();
-    let _afterwards = DefaultMapping;
-    sim::reload(mapping).unwrap();
+    let _mapping = OtherMapping::load(mapping).unwrap();
     let net = SimDevice::net("net", MAC, MTU).unwrap();
     let arguments = BellhopArguments::stock().unwrap().cmdline(words);
     let mut guest = guest_behind(arguments, &net, Some(kind));

@@ -7,8 +7,7 @@
 )]
 
 use lab::guest::{BellhopArguments, Guest};
-use lab::notice;
-use lab::sim::{self, Mapping, SimDevice, require_lab};
+use lab::sim::{Mapping, OtherMapping, SimDevice, require_lab};
 use lab::traffic::{Frames, exchange, exchange_counted};
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -25,15 +24,6 @@ const FEW: Frames = Frames {
     window: 8,
 };
 
-/// Loads the simulator with its defaults when dropped, for later tests.
-struct DefaultMapping;
-
-impl Drop for DefaultMapping {
-    fn drop(&mut self) {
-        notice::left_behind(sim::reload(Mapping::DEFAULT));
-    }
-}
-
 /// 1,000 frames, from the shortest to one that fills the MTU.
 fn frames_of_all_sizes(mtu: u64) -> [Frames; 4] {
     [(300, 60), (300, 61), (200, 590), (200, mtu + 14)].map(|(count, size)| Frames {
@@ -45,8 +35,7 @@ fn frames_of_all_sizes(mtu: u64) -> [Frames; 4] {
 
 fn traffic_with(mapping: Mapping) {
     require_lab().unwrap();
-    let _afterwards = DefaultMapping;
-    sim::reload(mapping).unwrap();
+    let _mapping = OtherMapping::load(mapping).unwrap();
     let net = SimDevice::net("net", MAC, 1400).unwrap();
     let mut guest = Guest::start(&small().vdpa(net.path())).unwrap();
     traffic(&mut guest, &net);

@@ -85,10 +85,13 @@ impl NewSnapshot {
     /// beside `path`, so that it sees no other file there.
     ///
     /// # Errors
-    /// The directory cannot be created: another snapshot is being written there, for example.
+    /// `path` is in use, as the VM's process checks for its own path, or the directory cannot be
+    /// created.
     pub(crate) fn beside(path: &Path) -> Result<Self, Error> {
         // The working directory of a VM's process.
         let path = Path::new("/").join(path);
+        let free = vmm::snapshot::directory::NewSnapshot::create(&path);
+        free.map_err(|error| Error::transparent(UNUSABLE, error))?;
         let name = path.file_name().unwrap_or_default();
         let mut hidden = OsString::from(".");
         hidden.push(name);
@@ -96,7 +99,14 @@ impl NewSnapshot {
         let directory = path.with_file_name(hidden);
         let made = DirBuilder::new().mode(0o700).create(&directory);
         made.map_err(|error| {
-            let message = format!("cannot create the directory {}", directory.display());
+            let directory = directory.display();
+            let message = match error.kind() {
+                IoErrorKind::AlreadyExists => format!(
+                    "{directory} exists: another snapshot is being written there, or a killed \
+                     daemon left it; in the second case delete it"
+                ),
+                _ => format!("cannot create the directory {directory}"),
+            };
             Error::new(UNUSABLE, message).because(error)
         })?;
         Ok(Self {
@@ -110,20 +120,6 @@ impl NewSnapshot {
     /// The directory that the VM's process creates.
     pub(crate) fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Checks that the path of the client is free, as the VM's process does for its own path.
-    ///
-    /// # Errors
-    /// It is in use.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        let Some(path) = &self.destination else {
-            return Ok(());
-        };
-        let created = vmm::snapshot::directory::NewSnapshot::create(path);
-        created
-            .map(drop)
-            .map_err(|error| Error::transparent(UNUSABLE, error))
     }
 
     /// The files that the VM's process must see: the directory in which it creates the snapshot.
@@ -495,19 +491,17 @@ mod tests {
         fs::create_dir(&snapshots.0).unwrap();
         let path = snapshots.0.join("mine");
         let new = NewSnapshot::beside(&path).unwrap();
-        new.check().unwrap();
         let beside = new.path().parent().unwrap().to_owned();
         assert_eq!(new.files(), [(beside.clone(), Access::Write)]);
-        assert!(NewSnapshot::beside(&path).is_err());
+        let error = NewSnapshot::beside(&path).unwrap_err().to_string();
+        assert!(error.contains("a killed daemon left it"), "{error}");
         fs::create_dir(new.path()).unwrap();
         fs::write(new.path().join("state"), "s").unwrap();
         assert_eq!(new.complete().unwrap(), path);
         assert_eq!(fs::read(path.join("state")).unwrap(), b"s");
         assert!(!beside.exists());
         // A path that is in use, and one without a parent.
-        let new = NewSnapshot::beside(&path).unwrap();
-        assert_eq!(refusal(new.check()), (422, "unusable"));
-        drop(new);
+        assert_eq!(refusal(NewSnapshot::beside(&path)), (422, "unusable"));
         let nowhere = snapshots.0.join("no/such");
         assert_eq!(refusal(NewSnapshot::beside(&nowhere)), (422, "unusable"));
         let other = NewSnapshot::beside(&snapshots.0.join("other")).unwrap();

@@ -31,7 +31,7 @@ fn a_guest_is_commanded() {
         "{error}"
     );
     let status = guest.wait_exit(Duration::from_secs(20)).unwrap();
-    assert_eq!(status.code(), Some(3));
+    assert_eq!(status.code(), Some(CRASHED));
     assert_eq!(guest.retries(), 0);
 }
 

@@ -9,7 +9,11 @@
 //! functions by their capability for access through configuration space (virtio 1.3, 4.1.4.9). Its
 //! page tables map the first 4 GiB to themselves, except for [`BARS`].
 
+use lab::guest::BellhopArguments;
+use lab::temp_path::TempPath;
 use lab::tiny::{BASE, kernel_of};
+use std::fs::{self, File};
+use std::process::{Child, Stdio};
 
 /// Configuration space in memory.
 pub(crate) const ECAM: u32 = 0xe000_0000;
@@ -259,4 +263,47 @@ pub(crate) fn halves(value: u64) -> [u32; 2] {
 
 pub(crate) fn config(slot: u32, register: u32) -> u32 {
     ECAM + (slot << 15) + register
+}
+
+/// The files of a VMM whose guest is such a program.
+pub(crate) struct Files {
+    kernel: TempPath,
+    disk: TempPath,
+    log: TempPath,
+}
+
+impl Files {
+    pub(crate) fn new(name: &str, kernel: &[u8]) -> Self {
+        let path = |file: &str| TempPath::new(&format!("{name}-{file}"));
+        let files = Self {
+            kernel: path("kernel"),
+            disk: path("disk"),
+            log: path("log"),
+        };
+        fs::write(files.kernel.path(), kernel).unwrap();
+        let disk = File::create(files.disk.path()).unwrap();
+        disk.set_len(1 << 20).unwrap();
+        files
+    }
+
+    /// Starts a VMM with this NIC and a disk. It reads no input and writes to its log only.
+    pub(crate) fn spawn(&self, nic: &str) -> Child {
+        BellhopArguments::small()
+            .unwrap()
+            .kernel(self.kernel.path())
+            .argument("--vdpa", nic)
+            .disk(self.disk.path())
+            .argument("--log-file", self.log.text())
+            .command()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    /// What the VMM has logged.
+    pub(crate) fn said(&self) -> String {
+        fs::read_to_string(self.log.path()).unwrap()
+    }
 }

@@ -128,15 +128,7 @@ impl Peer {
         let before = self.echoed();
         let line = format!("frames {count} {size} 16 {nic} to {MAC}");
         let said = guest.command(&line).unwrap();
-        for (name, wanted) in [
-            ("tx", count),
-            ("rx", count),
-            ("corrupt", 0),
-            ("duplicate", 0),
-            ("lost", 0),
-        ] {
-            assert_eq!(said[name], wanted, "{name}: {said}");
-        }
+        lab::traffic::all_returned(&said, count).unwrap();
         assert!(self.echoed() >= before + count);
     }
 }

@@ -82,15 +82,7 @@ pub(crate) fn traffic(guest: &mut Guest, mac: &str) {
     const COUNT: u64 = 60;
     let line = format!("frames {COUNT} 590 {WINDOW} eth0 to {mac}");
     let answer = guest.command(&line).unwrap();
-    for (name, wanted) in [
-        ("tx", COUNT),
-        ("rx", COUNT),
-        ("corrupt", 0),
-        ("duplicate", 0),
-        ("lost", 0),
-    ] {
-        assert_eq!(answer[name], wanted, "{name}: {answer}");
-    }
+    lab::traffic::all_returned(&answer, COUNT).unwrap();
 }
 
 /// A machine and its socket.

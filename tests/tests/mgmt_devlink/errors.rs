@@ -76,7 +76,7 @@ fn wrong_arguments_are_explained() {
         ),
         (
             "port add pci/x flavour pcivf pfnum 0",
-            ["\"pcivf\" is not known", "pcisf"],
+            ["flavour \"pcivf\" is unknown", "use pcisf"],
         ),
         ("port add pci/x flavour pcisf", ["pfnum", "missing"]),
         (

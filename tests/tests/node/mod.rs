@@ -201,6 +201,13 @@ impl Daemon {
         attach(&info).unwrap()
     }
 
+    /// Deletes a VM, running or not.
+    #[track_caller]
+    pub(crate) fn delete(&self, vm: &str) {
+        let path = format!("/v1/vms/{vm}?force=true");
+        self.api.done("DELETE", &path, None).unwrap();
+    }
+
     /// Waits until a VM is in this phase.
     #[track_caller]
     pub(crate) fn await_phase(&self, vm: &str, phase: &str) -> Value {

@@ -9,7 +9,7 @@
 //! A group without processes is removed. Owns the files below the parent. It must not know VMs.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -104,11 +104,10 @@ impl Groups {
             ("cpu.weight", limits.weight()),
         ];
         for (file, value) in limits {
-            match fs::write(group.join(file), value.to_string()) {
+            match File::options().write(true).open(group.join(file)) {
                 // The kernel or the parent does not have this controller.
-                Err(error) if matches!(error.kind(), ErrorKind::NotFound) => {}
-                Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
-                written => written?,
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                opened => opened?.write_all(value.to_string().as_bytes())?,
             }
         }
         File::options().write(true).open(group.join("cgroup.procs"))

@@ -4,7 +4,7 @@
 //!   bellhop run ── enter ──> own IPC, UTS, cgroup and mount namespaces, an empty root
 //!                              own user and group, no capability, no_new_privs, no core
 //!                                ──> only then a log, a socket or the VM
-//!   node daemon ── Door::open ──> a file appears in the jail of a running VM
+//!   node daemon ── JailFiles::show ──> a file appears in the jail of a running VM
 //! ```
 //! The process jails itself, as minijail does, while it has one thread. So no second program is
 //! needed. Files keep their paths in the jail, so code that opens them by path does not change.
@@ -19,14 +19,6 @@ pub mod seccomp;
 
 use std::io;
 use std::path::PathBuf;
-
-/// Which parts of a jail a process enters.
-#[derive(Debug, Clone, Default)]
-pub struct Jail {
-    /// The user and group of the process, and an empty root with these directories, which the
-    /// process owns. None: it keeps its user and sees the host's files.
-    pub own: Option<Own>,
-}
 
 /// The user of a jail, and its directories.
 #[derive(Debug, Clone)]
@@ -50,20 +42,18 @@ fn failed(step: &'static str) -> impl FnOnce(io::Error) -> JailError {
     move |source| JailError { step, source }
 }
 
-impl Jail {
-    /// Moves this process into the jail, for good. It must have one thread. A process that is in
-    /// the jail already, because another program hands its VM over, only gives up privileges again.
-    ///
-    /// # Errors
-    /// A step failed. The process must end: it is in a part of the jail.
-    pub fn enter(&self) -> Result<(), JailError> {
-        if let Some(own) = &self.own
-            && rustix::process::geteuid().as_raw() != own.user
-        {
-            privileges::accept_oom().map_err(failed("set the OOM score"))?;
-            namespaces::enter(own).map_err(failed("build the root directory"))?;
-            privileges::become_user(own.user).map_err(failed("change to the user"))?;
-        }
-        privileges::give_up().map_err(failed("give up the privileges"))
+/// Moves this process into a jail, for good. It must have one thread. Without `own` it keeps its
+/// user, and sees the host's files. A process that is in its jail already, because another program
+/// hands its VM over, only gives up privileges again.
+///
+/// # Errors
+/// A step failed. The process must end: it is in a part of the jail.
+pub fn enter(own: Option<&Own>) -> Result<(), JailError> {
+    if let Some(own) = own
+        && rustix::process::geteuid().as_raw() != own.user
+    {
+        namespaces::enter(own).map_err(failed("build the root directory"))?;
+        privileges::become_user(own.user).map_err(failed("change to the user"))?;
     }
+    privileges::give_up().map_err(failed("give up the privileges"))
 }

@@ -86,7 +86,7 @@ impl Access {
 /// A file cannot be brought into a jail.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot bring {} into the sandbox of the VM", path.display())]
-pub struct DoorError {
+pub struct FileError {
     path: PathBuf,
     #[source]
     source: io::Error,
@@ -161,26 +161,26 @@ const DIRECTORY: OFlags = OFlags::PATH
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Brings files into the jail of a running process.
+/// The files that the jail of a running process shows.
 #[derive(Debug)]
-pub struct Door<'a> {
+pub struct JailFiles<'a> {
     /// The process.
     pub pidfd: BorrowedFd<'a>,
     /// The user of the jail.
     pub user: u32,
 }
 
-impl Door<'_> {
+impl JailFiles<'_> {
     /// Makes files appear in the jail, at their own paths, in place of those that are there. A file
     /// that does not exist is missing there, too: the process has a better error for that.
     ///
     /// # Errors
     /// The file system of a file does not support ID-mapped mounts, and the user of the jail may
     /// not use the file.
-    pub fn open(&self, files: &[(PathBuf, Access)]) -> Result<(), DoorError> {
+    pub fn show(&self, files: &[(PathBuf, Access)]) -> Result<(), FileError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
-            move |source| DoorError { path, source }
+            move |source| FileError { path, source }
         };
         let mut sources = Vec::new();
         for (path, access) in files.iter().filter(|(path, _)| path.is_absolute()) {
@@ -205,7 +205,7 @@ impl Door<'_> {
     ///
     /// # Errors
     /// The jail cannot be entered.
-    pub fn close(&self, paths: &[PathBuf]) -> Result<(), DoorError> {
+    pub fn hide(&self, paths: &[PathBuf]) -> Result<(), FileError> {
         self.inside(|_| {
             paths.iter().for_each(|path| remove(path));
             Ok(())
@@ -216,16 +216,16 @@ impl Door<'_> {
     /// its own, which has another root than its process afterwards.
     fn inside(
         &self,
-        work: impl FnOnce(OwnedFd) -> Result<(), DoorError> + Send,
-    ) -> Result<(), DoorError> {
-        let failed = |source| DoorError {
+        work: impl FnOnce(OwnedFd) -> Result<(), FileError> + Send,
+    ) -> Result<(), FileError> {
+        let failed = |source| FileError {
             path: PathBuf::from("/"),
             source,
         };
         let done = thread::scope(|scope| {
             let thread = thread::Builder::new().name("sandbox".to_owned());
             let thread = thread.spawn_scoped(scope, || work(self.root().map_err(failed)?));
-            Ok::<_, DoorError>(thread.map_err(failed)?.join())
+            Ok::<_, FileError>(thread.map_err(failed)?.join())
         })?;
         done.unwrap_or_else(|_| Err(failed(io::ErrorKind::Other.into())))
     }
@@ -333,10 +333,22 @@ fn map_owner(tree: &OwnedFd, stat: &Stat, user: u32) -> io::Result<()> {
 fn user_namespace(uid: u32, gid: u32, user: u32) -> io::Result<File> {
     let flags = libc::CLONE_NEWUSER | libc::CLONE_FILES | libc::SIGCHLD;
     // SAFETY: needed because no safe function creates a process in a new user namespace. The child
-    // has a copy of this thread's stack and makes one system call, pause(2), until it is killed. It
-    // touches no lock and no allocator, whatever the other threads were doing.
+    // has a copy of this thread's stack and makes two system calls, prctl(2) and pause(2), until it
+    // is killed. It touches no lock and no allocator, whatever the other threads were doing.
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     if pid == 0 {
+        // A daemon that is killed here leaves no process behind.
+        // SAFETY: as above.
+        unsafe {
+            libc::syscall(
+                libc::SYS_prctl,
+                libc::PR_SET_PDEATHSIG,
+                libc::SIGKILL,
+                0,
+                0,
+                0,
+            )
+        };
         loop {
             // SAFETY: as above.
             unsafe { libc::syscall(libc::SYS_pause) };

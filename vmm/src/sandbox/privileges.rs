@@ -2,22 +2,10 @@
 //!
 //! Owns their order: each step needs a privilege that a later one gives up. It must not know files.
 
-use std::fs;
 use std::io;
 
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid};
 use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets};
-
-/// The kernel ends a VM before the daemon, whose value is lower.
-const OOM_SCORE_ADJ: &str = "100";
-
-/// Makes the kernel end this process before the daemon if memory runs out.
-///
-/// # Errors
-/// The file is not writable: the process is in a jail.
-pub(super) fn accept_oom() -> io::Result<()> {
-    fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ)
-}
 
 /// Changes to a user and the group with the same number, without other groups.
 ///

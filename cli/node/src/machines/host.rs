@@ -6,9 +6,9 @@ mod nics;
 
 use std::fmt;
 use std::fs::{self, DirBuilder};
-use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,12 +31,13 @@ use super::incoming::IncomingReport;
 use super::outgoing::MigrationReport;
 use super::process::{self, Identity, Process, Start};
 use super::record::Record;
-use super::sandbox::{self, files_of, files_to_send};
+use super::sandbox::{self, files_of, files_to_send, paths_of};
 use super::spec::{DeviceId, NicId, NicSpec, VmName, VmSpec};
 use super::steps::{Host, ProcessState, ProxiedResponse, SendRequest};
 use super::supervisor::from_status;
 use super::vmm::{MIGRATION, SOON, START, Vmm};
 use crate::error::{Error, UNUSABLE};
+use crate::logs;
 use crate::peers::Peer;
 use crate::store::VMS;
 
@@ -50,8 +51,10 @@ const GRACE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 /// The time limit for a guest to release a NIC or a disk.
 const GIVE_UP: Duration = Duration::from_secs(5);
-/// The maximum size of the log part in an error, in bytes.
-const SHOWN: u64 = 2048;
+/// How many lines of a log an error has at most.
+const SHOWN: usize = 20;
+/// The maximum size of these lines in bytes.
+const SHOWN_BYTES: usize = 2048;
 
 impl Machines {
     /// The API of a VM.
@@ -65,12 +68,12 @@ impl Machines {
         let status = process.and_then(Process::reap).map(from_status);
         let end = status.map_or_else(|| "its process ended".to_owned(), |end| end.detail);
         Error::failed(format!(
-            "the VM's process ended at its start: {end}: {said}"
+            "cannot start the VM: {end}; the end of its log: {said}"
         ))
     }
 
     /// The error of a request to a process, or that of its end if that is the cause.
-    fn unless_ended(&self, vm: &VmName, identity: Identity, error: Error) -> Error {
+    fn explain_end(&self, vm: &VmName, identity: Identity, error: Error) -> Error {
         if error.answer().0 != StatusCode::BAD_GATEWAY {
             return error;
         }
@@ -83,25 +86,13 @@ impl Machines {
     }
 
     fn end_of_log(&self, vm: &VmName) -> String {
-        let read = || -> io::Result<String> {
-            // The process may have replaced it by a link or a FIFO.
-            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-            let mut options = fs::File::options();
-            let mut file = options
-                .read(true)
-                .custom_flags(flags)
-                .open(self.paths.log(vm))?;
-            let length = file.metadata()?.len();
-            file.seek(SeekFrom::Start(length.saturating_sub(SHOWN)))?;
-            let mut end = Vec::new();
-            file.take(SHOWN).read_to_end(&mut end)?;
-            Ok(String::from_utf8_lossy(&end).into_owned())
-        };
-        let text = read().unwrap_or_default();
-        if text.trim().is_empty() {
-            "it wrote no log".to_owned()
-        } else {
-            text.trim().to_owned()
+        let tail = logs::tail(&self.paths.log(vm), SHOWN);
+        let tail = tail.map(|part| part.bytes).unwrap_or_default();
+        let begin = tail.len().saturating_sub(SHOWN_BYTES);
+        let text = String::from_utf8_lossy(tail.get(begin..).unwrap_or_default());
+        match text.trim() {
+            "" => "it wrote no log".to_owned(),
+            text => text.to_owned(),
         }
     }
 
@@ -292,8 +283,11 @@ impl Host for Machines {
     }
 
     fn forget(&self, vm: &VmName) -> Result<(), Error> {
-        self.sandbox.free(vm);
         let forgotten = self.store.remove(VMS, vm.as_str());
+        if forgotten.is_ok() {
+            // The next daemon would find the record, and the user in it.
+            self.sandbox.free(vm);
+        }
         // Nothing is left of the VM, whatever the store contains: a record without steps does no
         // harm.
         if let Some(entry) = self.entries().get(vm) {
@@ -349,6 +343,10 @@ impl Host for Machines {
     }
 
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error> {
+        if let Ok(path) = by_name(device) {
+            // Another VM's device may get the same path and number.
+            self.hide_files(vm, &[path]);
+        }
         self.delete_device(vm, device)
     }
 
@@ -448,7 +446,7 @@ impl Host for Machines {
             let wanted = Some(&wanted);
             let restored = vmm.hand_over(Method::PUT, at, wanted, SNAPSHOT_TIME, &devices);
             let restored = self.runtime.block_on(restored).map(drop);
-            return restored.map_err(|error| self.unless_ended(vm, identity, error));
+            return restored.map_err(|error| self.explain_end(vm, identity, error));
         }
         let started = self.runtime.block_on(async {
             vmm.hand_over(Method::PUT, "/v1/vm", Some(&config), SOON, &devices)
@@ -457,7 +455,7 @@ impl Host for Machines {
             drop(devices);
             vmm.want(WantedState::Running).await
         });
-        started.map_err(|error| self.unless_ended(vm, identity, error))
+        started.map_err(|error| self.explain_end(vm, identity, error))
     }
 
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
@@ -535,8 +533,21 @@ impl Host for Machines {
     }
 
     fn unplug_disk(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error> {
+        let vmm = self.api_of(vm);
+        let status = self.runtime.block_on(vmm.status());
+        let disks = status.map(|status| status.disks).unwrap_or_default();
+        let (removed, others): (Vec<_>, Vec<_>) =
+            disks.into_iter().partition(|one| one.id == id.as_str());
         let is_gone = |status: &VmStatus| status.disks.iter().all(|one| one.id != id.as_str());
-        self.give_up(vm, &format!("/v1/vm/disks/{id}"), is_gone)
+        let gone = self.give_up(vm, &format!("/v1/vm/disks/{id}"), is_gone)?;
+        if gone {
+            // Another disk may have the same read-only image.
+            let is_used = |path: &str| others.iter().any(|other| other.path == path);
+            let images = removed.into_iter().map(|disk| disk.path);
+            let unused = images.filter(|path| !is_used(path)).map(PathBuf::from);
+            self.hide_files(vm, &unused.collect::<Vec<_>>());
+        }
+        Ok(gone)
     }
 
     fn announce(&self, vm: &VmName, nics: &[NicSpec]) {
@@ -548,12 +559,17 @@ impl Host for Machines {
     }
 
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<ProxiedResponse, Error> {
-        self.show_files(vm, files_to_send(&request.body))?;
+        let files = files_to_send(&request.body);
+        self.show_files(vm, files.clone())?;
         let connector = request.endpoint.clone().map(connector::serve).transpose();
         let connector = connector.map_err(Error::context("cannot connect for the VM"))?;
         let connector: Vec<OwnedFd> = connector.into_iter().collect();
-        self.runtime
-            .block_on(self.api_of(vm).leave(request, &connector))
+        let left = self
+            .runtime
+            .block_on(self.api_of(vm).leave(request, &connector));
+        // The process reads them before it answers.
+        self.hide_files(vm, &paths_of(files));
+        left
     }
 
     fn migration(&self, vm: &VmName, identity: Identity) -> MigrationReport {
@@ -608,7 +624,7 @@ impl Host for Machines {
         let wanted = Some(&wanted);
         let waits = vmm.hand_over(Method::POST, MIGRATION, wanted, SOON, &listener);
         let waits = self.runtime.block_on(waits).map(drop);
-        waits.map_err(|error| self.unless_ended(vm, identity, error))
+        waits.map_err(|error| self.explain_end(vm, identity, error))
     }
 
     fn incoming_report(&self, vm: &VmName, identity: Identity) -> IncomingReport {

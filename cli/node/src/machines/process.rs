@@ -24,6 +24,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal,
 };
@@ -37,6 +38,8 @@ const MARK: &str = "BELLHOP_VM";
 const LOG_FILE: &str = "BELLHOP_LOG_FILE";
 /// Maximum size of an environment in bytes. This program never passes a longer one.
 const ENVIRONMENT_MAX: u64 = 256 * 1024;
+/// The kernel ends a VM before the daemon, whose value is lower.
+const OOM_SCORE_ADJ: &[u8] = b"100";
 /// Index of the start time, the 22nd field of `/proc/PID/stat`, counted from the field after the
 /// name in parentheses (proc_pid_stat(5)).
 const START_TIME_BEHIND_NAME: usize = 19;
@@ -143,14 +146,17 @@ pub(crate) fn start(start: Start<'_>) -> io::Result<Process> {
         .stderr(log);
     let group = start.group;
     // SAFETY: there is no safe way to begin a session or to change the control group in a child.
-    // The closure runs between fork and exec. It makes two system calls, setsid(2) and write(2),
-    // which are async-signal-safe; it allocates nothing.
+    // The closure runs between fork and exec. It makes four system calls, setsid(2), open(2),
+    // write(2) and close(2), which are async-signal-safe; it allocates nothing.
     unsafe {
         command.pre_exec(move || {
             rustix::process::setsid()?;
             if let Some(group) = &group {
                 rustix::io::write(group, b"0")?;
             }
+            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+            let score = rustix::fs::open(c"/proc/self/oom_score_adj", flags, Mode::empty())?;
+            rustix::io::write(score, OOM_SCORE_ADJ)?;
             Ok(())
         });
     }

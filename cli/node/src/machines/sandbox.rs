@@ -14,12 +14,13 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use bellhop_api::machine::{MigrationRequest, NicInfo};
 use parking_lot::Mutex;
 use vmm::config::{DiskConfig, VmConfig};
 use vmm::sandbox::cgroup::Groups;
-use vmm::sandbox::namespaces::{Access, Door};
+use vmm::sandbox::namespaces::{Access, JailFiles};
 
 use super::Machines;
 use super::process::Process;
@@ -205,6 +206,11 @@ pub(super) fn file_of(disk: &DiskConfig) -> (PathBuf, Access) {
     (disk.path.clone(), access)
 }
 
+/// The paths of files.
+pub(super) fn paths_of(files: Files) -> Vec<PathBuf> {
+    files.into_iter().map(|(path, _)| path).collect()
+}
+
 /// The certificates that a request to send a VM names. The daemon opens the connections, and the
 /// VM's process rejects a malformed request.
 pub(super) fn files_to_send(body: &[u8]) -> Files {
@@ -217,18 +223,28 @@ pub(super) fn files_to_send(body: &[u8]) -> Files {
 }
 
 impl Machines {
-    /// The process of a VM that has a user of its own, and that user.
-    fn jailed(&self, vm: &VmName) -> Option<(Process, u32)> {
-        let entry = self.entries().get(vm).cloned();
-        let record = entry?.record()?;
-        let user = record.user?;
-        let (identity, _) = record.process()?;
-        Some((Process::open(identity?).ok()??, user))
+    /// The process of a VM that has a user of its own, and that user. None: the VM has no process,
+    /// or one that sees the host's files.
+    ///
+    /// # Errors
+    /// The process cannot be opened: this daemon has no free descriptor.
+    fn jailed(&self, vm: &VmName) -> Result<Option<(Process, u32)>, Error> {
+        let record = self.entries().get(vm).and_then(|entry| entry.record());
+        let jailed = record.and_then(|record| Some((record.user?, record.process()?.0?)));
+        let Some((user, identity)) = jailed else {
+            return Ok(None);
+        };
+        let process = Process::open(identity);
+        let process = process.map_err(Error::context("cannot open the VM's process"))?;
+        Ok(process.map(|process| (process, user)))
     }
 
     /// Whether the process of a VM sees only its own files.
-    pub(super) fn is_jailed(&self, vm: &VmName) -> bool {
-        self.jailed(vm).is_some()
+    ///
+    /// # Errors
+    /// The process cannot be opened.
+    pub(super) fn is_jailed(&self, vm: &VmName) -> Result<bool, Error> {
+        Ok(self.jailed(vm)?.is_some())
     }
 
     /// Makes files visible to a VM's process. Its own directories always are.
@@ -236,33 +252,44 @@ impl Machines {
     /// # Errors
     /// A file does not exist, or its file system cannot show it to another user.
     pub(super) fn show_files(&self, vm: &VmName, mut files: Files) -> Result<(), Error> {
-        let Some((process, user)) = self.jailed(vm) else {
+        let Some((process, user)) = self.jailed(vm)? else {
             return Ok(());
         };
         let own = [self.paths.runtime_of(vm), self.paths.state_of(vm)];
         files.retain(|(path, _)| own.iter().all(|own| !path.starts_with(own)));
-        let door = Door {
+        let jail = JailFiles {
             pidfd: process.pidfd(),
             user,
         };
-        door.open(&files)
+        jail.show(&files)
             .map_err(|error| Error::transparent(UNUSABLE, error))
     }
 
     /// Hides files from a VM's process again. It keeps those that it has open.
-    pub(super) fn hide_files(&self, vm: &VmName, files: Files) {
-        let Some((process, user)) = self.jailed(vm) else {
-            return;
-        };
-        let door = Door {
-            pidfd: process.pidfd(),
-            user,
-        };
-        let paths: Vec<PathBuf> = files.into_iter().map(|(path, _)| path).collect();
-        if let Err(error) = door.close(&paths) {
+    pub(super) fn hide_files(&self, vm: &VmName, paths: &[PathBuf]) {
+        let hidden = self.jailed(vm).and_then(|jailed| {
+            let Some((process, user)) = &jailed else {
+                return Ok(());
+            };
+            let jail = JailFiles {
+                pidfd: process.pidfd(),
+                user: *user,
+            };
+            jail.hide(paths)
+                .map_err(|error| Error::transparent(UNUSABLE, error))
+        });
+        if let Err(error) = hidden {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(%vm, error, "cannot hide a file from a VM");
         }
+    }
+
+    /// Hides files from a VM's process in a thread that may block.
+    pub(super) async fn hide_soon(self: &Arc<Self>, vm: &VmName, files: Files) {
+        let (machines, vm) = (self.clone(), vm.clone());
+        let hide = move || machines.hide_files(&vm, &paths_of(files));
+        // It fails only if the daemon ends.
+        let _ = tokio::task::spawn_blocking(hide).await;
     }
 
     /// The devices of a NIC: its own and its backup. Its process has them open, or opens them by
@@ -278,7 +305,7 @@ impl Machines {
         let had = [Some(&had.summary.path), had.backup.as_ref()];
         let had = had.into_iter().flatten().map(PathBuf::from);
         let gone = had.filter(|path| has.iter().all(|(kept, _)| kept != path));
-        self.hide_files(vm, gone.map(|path| (path, Access::Write)).collect());
+        self.hide_files(vm, &gone.collect::<Vec<_>>());
     }
 }
 

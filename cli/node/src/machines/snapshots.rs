@@ -35,7 +35,7 @@ impl Machines {
             (None, Some(path)) => {
                 let entry = self.find(vm)?;
                 let created = self.locked(&entry, move |machines, entry| {
-                    if !machines.is_jailed(entry.name()) {
+                    if !machines.is_jailed(entry.name())? {
                         return Ok(NewSnapshot::at(path));
                     }
                     let place = NewSnapshot::beside(&path)?;

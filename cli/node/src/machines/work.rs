@@ -341,10 +341,9 @@ impl Machines {
         let place = self.place_for_snapshot(vm, wanted).await?;
         let (machines, name) = (self.clone(), vm.clone());
         let work = async move {
-            place.check()?;
             let path = place.path().to_owned();
             let written = vmm.snapshot(&SnapshotRequest { path }).await;
-            machines.hide_files(&name, place.files());
+            machines.hide_soon(&name, place.files()).await;
             let written = written?;
             let path = place.complete()?;
             Ok(Some(OperationResult {
@@ -400,11 +399,14 @@ impl Machines {
             machines.show_files(entry.name(), program)
         });
         shown.await??;
-        vmm.upgrade(&wanted).await?;
+        if let Err(error) = vmm.upgrade(&wanted).await {
+            self.hide_soon(vm, files).await;
+            return Err(error);
+        }
         let (machines, name) = (self.clone(), vm.clone());
         let work = async move {
             let end = machines.await_upgrade(&name, before).await;
-            machines.hide_files(&name, files);
+            machines.hide_soon(&name, files).await;
             end
         };
         let begun = self.spawn_operation(OperationKind::Upgrade, vm, by, work);

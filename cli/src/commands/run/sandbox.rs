@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use bellhop_common::error::Error;
 use clap::ValueEnum;
-use vmm::sandbox::{Jail, Own, seccomp};
+use vmm::sandbox::{self, Own, seccomp};
 
 /// Whether this process confines itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -63,7 +63,30 @@ impl SandboxArguments {
             user,
             directories: directories.into_iter().collect(),
         });
-        let entered = Jail { own }.enter();
+        let entered = sandbox::enter(own.as_ref());
         entered.map_err(Error::context("cannot confine the VM's process"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// System call filters are the part that a developer may override.
+    #[test]
+    fn a_sandbox_has_filters_unless_another_mode_is_given() {
+        for (sandbox, given, wanted) in [
+            (Sandbox::On, None, seccomp::Mode::On),
+            (Sandbox::Off, None, seccomp::Mode::Off),
+            (Sandbox::On, Some(seccomp::Mode::Log), seccomp::Mode::Log),
+            (Sandbox::Off, Some(seccomp::Mode::On), seccomp::Mode::On),
+        ] {
+            let arguments = SandboxArguments {
+                sandbox,
+                sandbox_user: None,
+                seccomp: given,
+            };
+            assert_eq!(arguments.filters(), wanted, "{arguments:?}");
+        }
     }
 }
