@@ -111,7 +111,9 @@ fn everything_in_mode(mapping: Mapping, words: &str, kind: &str) {
     let [first, second] = &devices;
     let host = |device: &SimDevice| Host::new(device.name(), device.path());
     let [here, there] = [host(first), host(second)].map(|host| host.nic_options("iommu=on"));
-    let arguments = || BellhopArguments::stock().unwrap().cmdline(words);
+    // The destination compares all memory with a digest, which takes an unoptimized build long.
+    let small = || BellhopArguments::stock().unwrap().memory("128M");
+    let arguments = || small().cmdline(words);
     let mut guest = here.boot(arguments());
     wait_nics(&mut guest, &[MAC]);
     let info = guest.command("info").unwrap();

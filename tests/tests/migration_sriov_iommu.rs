@@ -1,0 +1,97 @@
+//! A guest whose NIC is behind a virtio-iommu, on vp_vdpa: virtual functions behind an IOMMU of the
+//! host. It exchanges frames with another guest, rebinds its driver, changes its device and
+//! migrates.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[allow(dead_code, reason = "other tests use more of it")]
+mod guest_nics;
+mod moving;
+
+use std::time::Duration;
+
+use guest_nics::wait_nics;
+use lab::guest::{BellhopArguments, Guest};
+use lab::messages::messages;
+use lab::rig::FIRST_PACKED_FUNCTION as PACKED;
+use lab::sriov::{SriovNic, VfDevice};
+use moving::{Host, move_guest_as};
+use serde_json::{Value, json};
+
+/// How many frames are in flight, and how many of them each reset of the device may lose. The
+/// device is reset when the guest stops, and when shadow queues begin.
+const WINDOW: u64 = 8;
+const RESETS: u64 = 2;
+/// Far longer than any step here takes: a watchdog, not a measurement.
+const LIMIT: Duration = Duration::from_secs(240);
+
+#[track_caller]
+fn whole(answer: &Value, may_lose: u64) {
+    println!("{answer}");
+    assert!(answer["rx"].as_u64() > Some(0), "{answer}");
+    for wrong in ["corrupt", "duplicate"] {
+        assert_eq!(answer[wrong], 0, "{wrong}: {answer}");
+    }
+    assert!(answer["lost"].as_u64() <= Some(may_lose), "{answer}");
+}
+
+/// Frames to the other guest and back, with nothing else under way.
+#[track_caller]
+fn exchange(guest: &mut Guest, peer: &str) {
+    let line = format!("frames 200 590 {WINDOW} eth0 to {peer}");
+    whole(&guest.command_within(&line, LIMIT).unwrap(), 0);
+}
+
+fn moves_between(functions: [usize; 3]) {
+    let nic = SriovNic::enable(4).unwrap();
+    let devices = functions.map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
+    let [first, second, third] = &devices;
+    let mut peer = Guest::start(&BellhopArguments::small().unwrap().vdpa(third.path())).unwrap();
+    peer.command("echo-on").unwrap();
+    let other = third.function().mac();
+    let host =
+        |name: &str, device: &VfDevice<'_>| Host::new(name, device.path()).nic_options("iommu=on");
+    let [here, there] = [host("here", first), host("there", second)];
+
+    let words = "iommu.passthrough=0 iommu.strict=0";
+    let arguments = BellhopArguments::stock().unwrap().cmdline(words);
+    let mut guest = here.boot(arguments);
+    let mac = first.function().mac();
+    wait_nics(&mut guest, &[&mac]);
+    let info = guest.command("info").unwrap();
+    assert_eq!(info["nics"][0]["iommu"], "DMA-FQ", "{info}");
+    exchange(&mut guest, &other);
+    let said = messages(&mut guest).unwrap();
+    let line = format!("rebind 2 to {other}");
+    let rebound = guest.command_within(&line, LIMIT).unwrap();
+    assert_eq!(rebound["rebinds"], 2, "{rebound}");
+    assert_eq!(rebound["corrupt"], 0, "{rebound}");
+
+    let flood = format!("flood-on 590 {WINDOW} eth0 to {other}");
+    let verified = json!({ "verify_memory": true });
+    for (from, to) in [(&here, &there), (&there, &here)] {
+        guest.command(&flood).unwrap();
+        let (moved, status) = move_guest_as(guest, from, to, verified.clone());
+        println!("{status}");
+        guest = moved;
+        let came = guest.command_within("flood-off", LIMIT).unwrap();
+        whole(&came, WINDOW * RESETS);
+        exchange(&mut guest, &other);
+    }
+    assert_eq!(messages(&mut guest).unwrap(), said);
+    assert!(guest.power_off().unwrap().success());
+    assert!(peer.power_off().unwrap().success());
+}
+
+#[test]
+fn a_guest_with_split_rings_moves_there_and_back() {
+    moves_between([0, 1, 2]);
+}
+
+#[test]
+fn a_guest_with_packed_rings_moves_there_and_back() {
+    moves_between([PACKED, PACKED + 1, 0]);
+}
