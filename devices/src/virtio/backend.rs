@@ -182,6 +182,12 @@ pub trait Backend: Send + fmt::Debug {
     /// `offset + data.len()` lies inside [`Backend::config_len`].
     fn read_config(&mut self, offset: u32, data: &mut [u8]);
 
+    /// Whether the device changes its configuration by itself. Linux's driver of virtio-iommu warns
+    /// of each interrupt for a change.
+    fn changes_config(&self) -> bool {
+        true
+    }
+
     /// Writes device configuration; bounds as in [`Backend::read_config`].
     fn write_config(&mut self, offset: u32, data: &[u8]);
 
