@@ -109,6 +109,18 @@ pub struct Event {
     pub token: u16,
 }
 
+/// How the pages that a device of the host writes are found during a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirtyTracking {
+    /// The pages of all writable mappings of the guest's IOMMU count as written. The queues stay
+    /// direct.
+    Mappings,
+    /// The queues are relayed, and the VMM sees which buffers the device has used.
+    ShadowQueues,
+    /// All memory counts as written: the queues cannot be relayed.
+    AllMemory,
+}
+
 /// The reaction that the transport owes to an event that a backend processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outcome {
@@ -169,6 +181,12 @@ pub trait Backend: Send + fmt::Debug {
     /// Reads device configuration. The transport has checked that
     /// `offset + data.len()` lies inside [`Backend::config_len`].
     fn read_config(&mut self, offset: u32, data: &mut [u8]);
+
+    /// Whether the device changes its configuration by itself. Linux's driver of virtio-iommu warns
+    /// of each interrupt for a change.
+    fn changes_config(&self) -> bool {
+        true
+    }
 
     /// Writes device configuration; bounds as in [`Backend::read_config`].
     fn write_config(&mut self, offset: u32, data: &[u8]);
@@ -248,6 +266,12 @@ pub trait Backend: Send + fmt::Debug {
 
     /// How many requests failed because of the host's storage. None for other devices.
     fn io_errors(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns how the pages that the device writes are found. `None`: they are not recorded, or
+    /// the device does not run.
+    fn dirty_tracking(&self) -> Option<DirtyTracking> {
         None
     }
 

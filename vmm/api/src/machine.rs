@@ -9,7 +9,8 @@ mod snapshot;
 mod vm;
 
 pub use device::{
-    AlarmInfo, AlarmKind, DeviceInfo, Kick, PlugPhase, QueueInfo, WatchInfo, WatchPhase,
+    AlarmInfo, AlarmKind, DeviceInfo, DirtyTracking, Kick, PlugPhase, QueueInfo, WatchInfo,
+    WatchPhase,
 };
 pub use disk::{DiskChange, DiskInfo, DiskSummary};
 pub use migration::{

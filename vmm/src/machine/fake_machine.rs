@@ -93,6 +93,7 @@ fn device() -> DeviceStatus {
                 kick: KickPath::Doorbell,
             }],
             io_errors: None,
+            dirty_tracking: None,
         },
         watch: vec![WatchInfo {
             state: WatchPhase::Stuck,

@@ -262,6 +262,10 @@ impl Backend for Iommu {
         }
     }
 
+    fn changes_config(&self) -> bool {
+        false
+    }
+
     fn write_config(&mut self, offset: u32, data: &[u8]) {
         if offset == CONFIG_BYPASS
             && let [bypass @ (0 | 1)] = data

@@ -2,7 +2,7 @@
 
 use super::common::{CommonConfig, NO_VECTOR, QueueState};
 use super::notify::{KickPath, NotifyDoorbells};
-use crate::virtio::backend::{Backend, QueueAddresses, QueueRole};
+use crate::virtio::backend::{Backend, DirtyTracking, QueueAddresses, QueueRole};
 use crate::virtio::status::{FAILED, FEATURES_OK, NEEDS_RESET};
 
 /// A queue at one moment.
@@ -53,6 +53,8 @@ pub struct DeviceDescription {
     pub queues: Vec<QueueDescription>,
     /// How many requests failed because of the host's storage, if it is a disk.
     pub io_errors: Option<u64>,
+    /// How the pages that it writes are found, while they are recorded.
+    pub dirty_tracking: Option<DirtyTracking>,
 }
 
 impl DeviceDescription {
@@ -79,6 +81,7 @@ impl DeviceDescription {
             negotiated: agreed.then_some(saved.driver_features),
             queues: (0..).zip(queues).map(queue).collect(),
             io_errors: backend.io_errors(),
+            dirty_tracking: backend.dirty_tracking(),
         }
     }
 

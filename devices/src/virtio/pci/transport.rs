@@ -640,7 +640,9 @@ impl Transport {
             kick(self.doorbells.kicks(), usize::from(index));
             self.msix.signal(queue.vector);
         }
-        self.msix.signal(self.common.config_vector());
+        if self.backend.changes_config() {
+            self.msix.signal(self.common.config_vector());
+        }
     }
 }
 

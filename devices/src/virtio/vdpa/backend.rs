@@ -6,7 +6,7 @@
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
-use vdpa::memory::DeviceMemory;
+use vdpa::memory::{DeviceMemory, Mode};
 use vdpa::relay::Strategy;
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_config::{VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_NEEDS_RESET};
@@ -22,8 +22,8 @@ use super::saved::Saved;
 use crate::Error;
 use crate::hypervisor::DoorbellPage;
 use crate::virtio::backend::{
-    Activation, Backend, Event, Hardware, Outcome, QueueChange, QueueRole, ReplacedDevice,
-    SavedState, Translated,
+    Activation, Backend, DirtyTracking, Event, Hardware, Outcome, QueueChange, QueueRole,
+    ReplacedDevice, SavedState, Translated,
 };
 
 const TOKEN_CONFIG: u16 = 0;
@@ -196,6 +196,17 @@ impl Backend for VdpaBackend {
 
     fn save(&mut self) -> Result<SavedState, Error> {
         self.save_rings().map_err(Error::or_broken_ring)?.encode()
+    }
+
+    fn dirty_tracking(&self) -> Option<DirtyTracking> {
+        let recorded = self.log.on && self.rings.is_running();
+        let space = self.rings.memory.space();
+        let mode = space.map(|space| space.read().mode());
+        recorded.then_some(match (&self.log.poller, mode) {
+            (Some(_), _) => DirtyTracking::ShadowQueues,
+            (None, Some(Mode::Mapped)) => DirtyTracking::Mappings,
+            (None, _) => DirtyTracking::AllMemory,
+        })
     }
 
     fn check_state(&self, state: &SavedState) -> Result<(), Error> {

@@ -38,6 +38,23 @@ described! {
     }
 }
 
+described! {
+    /// How the pages that a device writes are found.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum DirtyTracking {
+        /// The pages of all writable mappings of the guest's IOMMU count as written. The device
+        /// keeps its queues, its doorbells and its speed.
+        Mappings,
+        /// Shadow queues show which buffers the device has used.
+        ShadowQueues,
+        /// All memory counts as written, because the device cannot have shadow queues.
+        AllMemory,
+        /// A word of a later version.
+        #[serde(other, skip_serializing)]
+        Unknown,
+    }
+}
+
 /// A virtqueue.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct QueueInfo {
@@ -80,6 +97,10 @@ pub struct DeviceInfo {
     #[serde(default)]
     #[schema(required)]
     pub io_errors: Option<u64>,
+    /// How the pages that the device writes are found during a migration; null otherwise.
+    #[serde(default)]
+    #[schema(required)]
+    pub dirty_tracking: Option<DirtyTracking>,
 }
 
 described! {

@@ -1,6 +1,7 @@
 //! The state of a device in the guest: a part of the description of NICs and disks.
 
-use bellhop_api::machine::{DeviceInfo, Kick, QueueInfo, WatchInfo};
+use bellhop_api::machine::{DeviceInfo, DirtyTracking, Kick, QueueInfo, WatchInfo};
+use devices::virtio::backend::DirtyTracking as Tracking;
 use devices::virtio::pci::{KickPath, QueueDescription};
 use devices::virtio::status::DRIVER_OK;
 
@@ -40,6 +41,11 @@ impl From<&DeviceStatus> for DeviceInfo {
                 .map(|(queue, watch)| queue_info(queue, watch))
                 .collect(),
             io_errors: device.io_errors,
+            dirty_tracking: device.dirty_tracking.map(|tracking| match tracking {
+                Tracking::Mappings => DirtyTracking::Mappings,
+                Tracking::ShadowQueues => DirtyTracking::ShadowQueues,
+                Tracking::AllMemory => DirtyTracking::AllMemory,
+            }),
         }
     }
 }
