@@ -143,9 +143,9 @@ pub(crate) struct Arguments {
     /// (`POST /v1/vm/migration`)
     ///
     /// --vdpa with a NIC's id names its device here, with iommu=on if the source's NIC has it.
-    /// --kernel and --initramfs name the files for its next reboot. They are required over TCP, because Bellhop opens no path that another host
-    /// names. The option needs --api-socket: there `GET /v1/vm/migration` reports the progress. The
-    /// VM runs as soon as it has arrived.
+    /// --kernel and --initramfs name the files for its next reboot. They are required over TCP,
+    /// because Bellhop opens no path that another host names. The option needs --api-socket: there
+    /// `GET /v1/vm/migration` reports the progress. The VM runs as soon as it has arrived.
     #[arg(
         long,
         value_name = "ENDPOINT",

@@ -95,8 +95,8 @@ impl Snapshot {
     }
 
     /// Replaces the configuration of the NICs with these names, including their devices on this
-    /// host, but not `iommu=on`. All other files and devices that the snapshot names must be `allowed`, or lie below
-    /// an allowed directory: anyone may have written the snapshot.
+    /// host, but not `iommu=on`. All other files and devices that the snapshot names must be
+    /// `allowed`, or lie below an allowed directory: anyone may have written the snapshot.
     ///
     /// # Errors
     /// [`SnapshotError::NoNic`], [`SnapshotError::NotAllowed`].

@@ -269,7 +269,8 @@ fn write_nics(text: &mut Text, samples: &[Sample]) {
     text.devices("bellhop_nic", &devices);
 }
 
-/// The alarms of the ring watch, and of the guest's IOMMU. They are in the daemon's view, so they need no query.
+/// The alarms of the ring watch, and of the guest's IOMMU. They are in the daemon's view, so they
+/// need no query.
 fn write_alarms(text: &mut Text, samples: &[Sample]) {
     let mut alarms = text.gauge(
         "bellhop_queue_alarm",

@@ -428,8 +428,8 @@ web: Running
         .answer(200, &json!({"items": []}))
         .answer(200, &iommu);
     let text = show::text(&fake.node(), "web").unwrap();
-    let line = "├── iommu: 5 mappings, 9 maps, 4 unmaps, 8 kicks, 7 change sets, 1 refused; last net0: \
-                cannot change 4096 bytes at 0x4000: full\n";
+    let line = "├── iommu: 5 mappings, 9 maps, 4 unmaps, 8 kicks, 7 change sets, 1 refused; \
+                last net0: cannot change 4096 bytes at 0x4000: full\n";
     assert!(text.contains(line), "{text}");
     assert_eq!(fake.asked()[2], "GET /v1/vms/web/iommu");
 

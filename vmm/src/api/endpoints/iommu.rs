@@ -1,7 +1,7 @@
 //! `/v1/vm/iommu`: the guest's IOMMU.
 //!
-//! The status of the machine does not have it: its counters change with each packet of some guests,
-//! and a change of the status wakes all clients that watch it.
+//! The status of the machine does not have it. Some guests change the counters with each packet. A
+//! change of the status wakes all clients that watch it.
 
 use axum::Json;
 use axum::extract::State;

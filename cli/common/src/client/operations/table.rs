@@ -173,7 +173,7 @@ operations! {
 
     /// Read the state of the guest's IOMMU.
     GET get_vm_iommu(name) ["v1", "vms", name, "iommu"]
-        read serde_json::Value;
+        read bellhop_api::machine::IommuInfo;
 
     /// Read a log of a virtual machine.
     GET get_vm_log(name, log) ["v1", "vms", name, "logs", log]
