@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 pub struct IommuInfo {
     /// Mappings of all domains now.
     pub mappings: u64,
-    /// How often the driver's kick found requests.
+    /// Passes over the request queue that found requests; a kick causes one or more.
     pub kicks: u64,
     /// How often the mappings of a domain changed. One kick can have many requests for one change.
     pub change_sets: u64,
