@@ -83,27 +83,51 @@ impl Host {
     /// The node of a character or block device: that of the nearest parent that reports one, which
     /// is the PCI function behind a vDPA device. `None` if no parent does, or for other files.
     pub(crate) fn node_of(&self, device: &fs::Metadata) -> Option<u16> {
+        self.node_at(&self.link_of(device)?)
+    }
+
+    /// Whether the device of this file, or one of its parents, is bound to this driver.
+    pub(crate) fn is_bound_to(&self, device: &fs::Metadata, driver: &str) -> bool {
+        let link = self.link_of(device);
+        link.is_some_and(|link| self.is_bound_at(&link, driver))
+    }
+
+    /// The link to the directory of a device file's device.
+    fn link_of(&self, device: &fs::Metadata) -> Option<PathBuf> {
         let kind = match device.file_type() {
             kind if kind.is_char_device() => "char",
             kind if kind.is_block_device() => "block",
             _ => return None,
         };
         let (major, minor) = (libc::major(device.rdev()), libc::minor(device.rdev()));
-        let link = self.sysfs.join(format!("dev/{kind}/{major}:{minor}"));
-        self.node_at(&link)
+        Some(self.sysfs.join(format!("dev/{kind}/{major}:{minor}")))
     }
 
     /// See [`Host::node_of`]; `link` leads to the device's directory.
     fn node_at(&self, link: &Path) -> Option<u16> {
+        let parents = self.parents(link)?.into_iter();
+        let mut nodes =
+            parents.filter_map(|parent| fs::read_to_string(parent.join("numa_node")).ok());
+        // -1: the firmware does not report it.
+        nodes.find_map(|node| node.trim().parse().ok())
+    }
+
+    /// See [`Host::is_bound_to`]; `link` leads to the device's directory.
+    fn is_bound_at(&self, link: &Path, driver: &str) -> bool {
+        let mut parents = self.parents(link).into_iter().flatten();
+        parents.any(|parent| {
+            let bound = fs::read_link(parent.join("driver")).ok();
+            bound.is_some_and(|bound| bound.file_name().is_some_and(|name| name == driver))
+        })
+    }
+
+    /// The directory to which `link` leads and those above it, within sysfs.
+    fn parents(&self, link: &Path) -> Option<Vec<PathBuf>> {
         let root = fs::canonicalize(&self.sysfs).ok()?;
         let directory = fs::canonicalize(link).ok()?;
-        let mut parents = directory.ancestors();
-        parents
-            .by_ref()
-            .take_while(|parent| parent.starts_with(&root))
-            .filter_map(|parent| fs::read_to_string(parent.join("numa_node")).ok())
-            // -1: the firmware does not report it.
-            .find_map(|node| node.trim().parse().ok())
+        let parents = directory.ancestors();
+        let parents = parents.take_while(|parent| parent.starts_with(&root));
+        Some(parents.map(Path::to_owned).collect())
     }
 
     /// Reads the numbers of a list in the kernel's format.

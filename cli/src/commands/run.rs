@@ -115,7 +115,7 @@ pub(crate) struct Arguments {
     iommu: Option<IommuConfig>,
 
     /// Resume from this snapshot, a directory of `POST /v1/vm/snapshot`; --vdpa with a NIC's id
-    /// names its device here
+    /// names its device here; the NIC keeps its iommu=on
     #[arg(
         long,
         value_name = "DIRECTORY",
@@ -142,10 +142,10 @@ pub(crate) struct Arguments {
     /// Wait at unix:/PATH or tcp:HOST:PORT for a running VM from another process
     /// (`POST /v1/vm/migration`)
     ///
-    /// --vdpa with a NIC's id names its device here. --kernel and --initramfs name the files for
-    /// its next reboot. They are required over TCP, because Bellhop opens no path that another host
-    /// names. The option needs --api-socket: there `GET /v1/vm/migration` reports the progress. The
-    /// VM runs as soon as it has arrived.
+    /// --vdpa with a NIC's id names its device here, with iommu=on if the source's NIC has it.
+    /// --kernel and --initramfs name the files for its next reboot. They are required over TCP,
+    /// because Bellhop opens no path that another host names. The option needs --api-socket: there
+    /// `GET /v1/vm/migration` reports the progress. The VM runs as soon as it has arrived.
     #[arg(
         long,
         value_name = "ENDPOINT",

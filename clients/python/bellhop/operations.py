@@ -260,6 +260,10 @@ class Operations(Transport):
         """Add a disk to a virtual machine."""
         return self._call("PUT", ["v1", "vms", name, "disks", id], body=body)
 
+    def get_vm_iommu(self, name: str) -> IommuInfo:
+        """Read the state of the guest's IOMMU."""
+        return self._call("GET", ["v1", "vms", name, "iommu"])
+
     def get_vm_log(
         self,
         name: str,

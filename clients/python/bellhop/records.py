@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 AfterGrace = Literal["fail", "hard"]
 
-AlarmKind = Literal["Stuck", "DriverStalled", "Inconsistent"]
+AlarmKind = Literal["Stuck", "DriverStalled", "Inconsistent", "Refused"]
 
 Applied = Literal["now", "next_start"]
 
@@ -245,6 +245,7 @@ class AlarmInfo(TypedDict):
     """A queue with an alarm."""
 
     alarm: AlarmKind
+    detail: NotRequired[str | None]
     device: str
     queue: int
 
@@ -529,6 +530,27 @@ class IommuConfig(TypedDict):
 
     boot_bypass: NotRequired[bool]
     mappings: NotRequired[int]
+
+
+class IommuInfo(TypedDict):
+    """What the guest's IOMMU does."""
+
+    change_sets: int
+    kicks: int
+    last_refusal: IommuRefusal | None
+    mappings: int
+    maps: int
+    refused: int
+    unmaps: int
+
+
+class IommuRefusal(TypedDict):
+    """A request to the guest's IOMMU that was refused."""
+
+    cause: str
+    device: str
+    iova: int | None
+    size: int | None
 
 
 class ItemsDiskInfo(TypedDict):

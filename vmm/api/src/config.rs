@@ -114,6 +114,17 @@ impl VmConfig {
         Ok(())
     }
 
+    /// As [`Self::replace_nic`], for a guest that uses the NIC already: a NIC behind the guest's
+    /// IOMMU stays there. Its driver has accepted that, and its PCI slot depends on it.
+    ///
+    /// # Errors
+    /// [`NoSuchNic`].
+    pub fn restore_nic(&mut self, mut nic: VdpaConfig) -> Result<(), NoSuchNic> {
+        let id = nic.name();
+        nic.iommu |= self.vdpa.iter().any(|old| old.iommu && old.name() == id);
+        self.replace_nic(nic)
+    }
+
     /// The IOMMU that the VM has: its own, or one for the devices that need it.
     #[must_use]
     pub fn iommu_needed(&self) -> Option<IommuConfig> {

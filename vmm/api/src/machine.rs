@@ -2,6 +2,7 @@
 
 mod device;
 mod disk;
+mod iommu;
 pub(crate) mod migration;
 mod nic;
 mod pairing;
@@ -13,6 +14,7 @@ pub use device::{
     WatchPhase,
 };
 pub use disk::{DiskChange, DiskInfo, DiskSummary};
+pub use iommu::{IommuInfo, IommuRefusal};
 pub use migration::{
     CONNECTIONS, CONNECTIONS_MAX, DOWNTIME_MS, Direction, DowntimeParts, Forecast, InFlight,
     MigrationObstacle, MigrationPhase, MigrationRequest, MigrationStatus, MigrationTrial, Place,

@@ -94,10 +94,26 @@ fn a_device_is_on_the_node_of_its_nearest_parent() {
 }
 
 #[test]
+fn a_device_has_the_drivers_of_its_parents() {
+    let tree = Tree::new(&[
+        ("devices/0000:00:01.0/vdpa0/vhost-vdpa-0/dev", ""),
+        ("devices/vdpasim_net/vdpa1/dev", ""),
+    ]);
+    let devices = tree.0.sysfs.join("devices");
+    let driver = devices.join("0000:00:01.0/driver");
+    std::os::unix::fs::symlink("../../bus/pci/drivers/mlx5_core", driver).unwrap();
+    let bound = |path: &str| tree.0.is_bound_at(&devices.join(path), "mlx5_core");
+    assert!(bound("0000:00:01.0/vdpa0/vhost-vdpa-0"));
+    assert!(!bound("vdpasim_net/vdpa1") && !bound("nowhere"));
+}
+
+#[test]
 fn no_device_has_no_node() {
     let host = Host::new();
     for path in ["/", "/dev/null", "/proc/self/status"] {
-        assert_eq!(host.node_of(&fs::metadata(path).unwrap()), None, "{path}");
+        let file = fs::metadata(path).unwrap();
+        assert_eq!(host.node_of(&file), None, "{path}");
+        assert!(!host.is_bound_to(&file, "mlx5_core"), "{path}");
     }
 }
 

@@ -11,6 +11,7 @@
 //! ```
 
 mod exchange;
+mod iommu_status;
 mod removal;
 mod saved;
 
@@ -26,13 +27,13 @@ use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, SLOTS, Slot};
 use devices::virtio::backend::Event;
 use devices::virtio::block::engine::hung_disks;
-use devices::virtio::iommu::{Counters, SharedDomains};
+use devices::virtio::iommu::SharedDomains;
 use devices::virtio::pci::{GuestView, VirtioPciDevice};
 
 pub(super) use self::exchange::Exchanged;
 use super::devices::Device;
 use super::error::RequestError;
-use super::iommu;
+use super::iommu::{self, RefusalWatch};
 use super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, PlugPhase, Pluggable};
 use super::ring_watch::{DeviceWatch, in_flight};
 use super::status_publisher::DeviceStatus;
@@ -101,6 +102,7 @@ pub(super) struct DeviceManager {
     ring_watch: RingWatch,
     /// The domains of the guest's IOMMU, if it has one.
     iommu: Option<SharedDomains>,
+    refusals: RefusalWatch,
 }
 
 impl DeviceManager {
@@ -117,6 +119,7 @@ impl DeviceManager {
         Self {
             ring_watch,
             iommu,
+            refusals: RefusalWatch::default(),
             entries: BTreeMap::new(),
             next_number: 0,
             next_serial: 0,
@@ -283,11 +286,6 @@ impl DeviceManager {
         }
     }
 
-    /// Returns the counters of the guest's IOMMU, if it has one.
-    pub(super) fn iommu_counters(&self) -> Option<Counters> {
-        self.iommu.as_ref().map(|iommu| iommu.lock().counters())
-    }
-
     /// Returns the last device address that the guest may map by its IOMMU, if it has one.
     pub(super) fn last_iova(&self) -> Option<u64> {
         let iommu = self.iommu.as_ref()?;
@@ -300,9 +298,10 @@ impl DeviceManager {
     }
 
     /// Sets the IOMMU as at power-on, after the reset of all functions.
-    pub(super) fn power_on_iommu(&self) {
+    pub(super) fn power_on_iommu(&mut self) {
         if let Some(iommu) = &self.iommu {
             iommu.lock().power_on();
+            self.refusals.reset(Instant::now());
         }
     }
 
@@ -499,10 +498,11 @@ impl DeviceManager {
         entries.map(guest_view).collect()
     }
 
-    /// Samples the rings of all watched devices. Returns `true` if an alarm began or ended.
+    /// Samples the rings of all watched devices, and the refusals of the guest's IOMMU. Returns
+    /// `true` if an alarm began or ended.
     pub(super) fn sample_rings(&mut self) -> bool {
         let now = Instant::now();
-        let mut changed = false;
+        let mut changed = self.sample_refusals(now);
         for entry in self.entries.values_mut() {
             if let Some(watch) = &mut entry.watch {
                 changed |= watch.sample(&entry.id, &entry.device, now);
@@ -531,10 +531,12 @@ impl DeviceManager {
                 device: entry.id.clone(),
                 queue,
                 alarm,
+                detail: None,
             };
             alarms.map(alarm).collect::<Vec<_>>()
         };
-        self.entries.values().flat_map(of_entry).collect()
+        let of_rings = self.entries.values().flat_map(of_entry);
+        of_rings.chain(self.refusals.alarm().cloned()).collect()
     }
 }
 

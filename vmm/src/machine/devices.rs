@@ -97,6 +97,13 @@ pub(super) fn open_vdpa(
         Some(fd) => VdpaBackend::from_fd(fd, &options, memory.clone(), ram_end),
         None => VdpaBackend::open(&options, memory.clone(), ram_end),
     };
+    if config.iommu && opened.is_ok() && is_rebuilt(&options.path) {
+        tracing::warn!(
+            device = %id,
+            "each MAP or UNMAP of the guest stops the NIC {id}, because mlx5 rebuilds its memory \
+             key: iommu=on suits guests that map once, such as DPDK"
+        );
+    }
     match opened {
         Ok(backend) if config.backup.is_some() && backend.device_type() != VIRTIO_ID_NET => {
             Err(cannot_be_used(&id, not_replaceable()))
@@ -119,6 +126,11 @@ pub(super) fn open_vdpa(
 
 fn cannot_be_used(id: &str, source: devices::Error) -> Error {
     Error::unusable(format!("cannot use vDPA device {id}")).because(source)
+}
+
+/// Whether the driver of the device at `path` rebuilds all mappings at each change.
+fn is_rebuilt(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| Host::new().is_bound_to(&file, "mlx5_core"))
 }
 
 /// Returns the NUMA node to which the device file at `path` is attached, if it is one.

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use bellhop_api::machine::{AlarmInfo, AlarmKind, WatchInfo, WatchPhase};
+use bellhop_api::machine::{AlarmInfo, AlarmKind, IommuInfo, IommuRefusal, WatchInfo, WatchPhase};
 use devices::pci::Slot;
-use devices::virtio::iommu::Counters;
 use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
 use parking_lot::Mutex;
 
@@ -111,6 +110,7 @@ fn alarm() -> AlarmInfo {
         device: "nic".to_owned(),
         queue: 3,
         alarm: AlarmKind::Stuck,
+        detail: None,
     }
 }
 
@@ -236,12 +236,21 @@ fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
         // Dropped, as by a machine that ends just now.
         Request::Migration(_) => false,
         Request::Iommu { answer } => {
-            let counters = Counters {
+            let info = IommuInfo {
                 mappings: 5,
+                kicks: 8,
+                change_sets: 7,
                 maps: 9,
-                ..Counters::default()
+                unmaps: 4,
+                refused: 1,
+                last_refusal: Some(IommuRefusal {
+                    device: "nic".to_owned(),
+                    iova: Some(0x4000),
+                    size: Some(0x1000),
+                    cause: "No space left".to_owned(),
+                }),
             };
-            answer.send(Some(counters)).is_ok()
+            answer.send(Some(info)).is_ok()
         }
         Request::ConsoleLoss { answer } => answer.send(ConsoleLoss { log: 7, clients: 0 }).is_ok(),
         Request::Perform { action, answer } => answer.send(act(requests, action)).is_ok(),

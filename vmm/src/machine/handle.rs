@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, TrySendError};
 use std::time::Instant;
 
+use bellhop_api::machine::IommuInfo;
 use devices::virtio::backend::SharedMemory;
-use devices::virtio::iommu::Counters;
 
 use super::devices::{Device, open_disk, open_vdpa};
 use super::error::RequestError;
@@ -220,11 +220,11 @@ impl Handle {
         self.ask(|answer| Request::ConsoleLoss { answer })
     }
 
-    /// Returns the counters of the guest's IOMMU; `None` without one.
+    /// Returns the status of the guest's IOMMU; `None` without one.
     ///
     /// # Errors
     /// [`RequestError::Ended`] or [`RequestError::Busy`].
-    pub fn iommu(&self) -> Result<Option<Counters>, RequestError> {
+    pub fn iommu(&self) -> Result<Option<IommuInfo>, RequestError> {
         self.ask(|answer| Request::Iommu { answer })
     }
 

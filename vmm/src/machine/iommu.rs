@@ -9,6 +9,8 @@
 //! ```
 //! The slots are fixed, because the table VIOT names them before a device is plugged in.
 
+mod refusals;
+
 use std::sync::Arc;
 
 use devices::pci::Slot;
@@ -17,6 +19,7 @@ use devices::virtio::iommu::{Domains, Iommu, SharedDomains};
 use parking_lot::Mutex;
 use vdpa::iova::IovaRange;
 
+pub(super) use self::refusals::RefusalWatch;
 use super::devices::Device;
 use crate::Error;
 use crate::config::IommuConfig;

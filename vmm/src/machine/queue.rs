@@ -9,9 +9,8 @@ use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Weak};
 
-use bellhop_api::machine::AlarmInfo;
+use bellhop_api::machine::{AlarmInfo, IommuInfo};
 use devices::virtio::backend::Backend;
-use devices::virtio::iommu::Counters;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::devices::Device;
@@ -74,8 +73,8 @@ pub(super) enum Request<M> {
     Migration(Box<dyn FnOnce(&mut M) + Send>),
     /// Return the console's losses.
     ConsoleLoss { answer: Answer<ConsoleLoss> },
-    /// Return the counters of the guest's IOMMU, if it has one.
-    Iommu { answer: Answer<Option<Counters>> },
+    /// Return the status of the guest's IOMMU, if it has one.
+    Iommu { answer: Answer<Option<IommuInfo>> },
     /// Carry out this action.
     Perform {
         action: Action,

@@ -55,9 +55,7 @@ impl Machine {
                     step(self);
                     true
                 }
-                Request::Iommu { answer } => {
-                    answer.send(self.device_manager.iommu_counters()).is_ok()
-                }
+                Request::Iommu { answer } => answer.send(self.device_manager.iommu_info()).is_ok(),
                 Request::ConsoleLoss { answer } => answer.send(self.console_output.loss()).is_ok(),
                 Request::Perform { action, answer } => answer.send(self.act(action)).is_ok(),
             };

@@ -95,8 +95,8 @@ impl Snapshot {
     }
 
     /// Replaces the configuration of the NICs with these names, including their devices on this
-    /// host. All other files and devices that the snapshot names must be `allowed`, or lie below
-    /// an allowed directory: anyone may have written the snapshot.
+    /// host, but not `iommu=on`. All other files and devices that the snapshot names must be
+    /// `allowed`, or lie below an allowed directory: anyone may have written the snapshot.
     ///
     /// # Errors
     /// [`SnapshotError::NoNic`], [`SnapshotError::NotAllowed`].
@@ -109,7 +109,7 @@ impl Snapshot {
         let mut given: BTreeSet<String> = BTreeSet::new();
         for nic in nics {
             given.insert(nic.name());
-            let replaced = config.replace_nic(nic);
+            let replaced = config.restore_nic(nic);
             replaced.map_err(|NoSuchNic { id, has }| SnapshotError::NoNic { id, has })?;
         }
         // Of two NICs with one name, only the first was replaced.

@@ -4,15 +4,17 @@
 //! module's parameter `max_iotlb_entries` limits them (2048 unless set; stable kernels since 6.12;
 //! 0 or less: no limit). Each table that a mapping passes through has its own limit.
 
+use bellhop_common::error::Error;
+
 use super::devices;
 use super::finding::Finding;
 use super::host::Host;
 
 /// Modules with such a table. vDPA devices do not use the one of `vhost`.
-const MODULES: [&str; 4] = ["vhost_vdpa", "mlx5_vdpa", "vduse", "vdpa_sim"];
+pub(super) const MODULES: [&str; 4] = ["vhost_vdpa", "mlx5_vdpa", "vduse", "vdpa_sim"];
 
-/// Enough for 64 GiB in pieces of 1 MiB.
-const GOOD: i64 = 65_536;
+/// Enough for 64 GiB in pieces of 1 MiB, and for all mappings of a guest's IOMMU.
+pub(super) const GOOD: i64 = 65_536;
 
 /// Checks the parameter of each loaded module.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
@@ -34,25 +36,39 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     findings
 }
 
+/// Reads the limit of a loaded module.
+pub(super) fn entries(host: &Host, module: &str) -> Result<i64, Error> {
+    host.number(&format!(
+        "/sys/module/{module}/parameters/max_iotlb_entries"
+    ))
+}
+
+/// Adds the commands that raise the limit of a module.
+pub(super) fn raise(module: &str, finding: Finding) -> Finding {
+    finding
+        .mend(format!(
+            "echo 'options {module} max_iotlb_entries={GOOD}' >/etc/modprobe.d/{module}.conf"
+        ))
+        .mend(format!("modprobe -r {module} && modprobe {module}"))
+}
+
 fn limit(host: &Host, module: &str, pinned: bool) -> Finding {
-    let path = format!("/sys/module/{module}/parameters/max_iotlb_entries");
-    match host.number::<i64>(&path) {
+    match entries(host, module) {
         Ok(..=0) => Finding::ok(module, "no limit on IOTLB entries"),
         Ok(limit) if limit >= GOOD || !pinned => {
             Finding::ok(module, format!("at most {limit} IOTLB entries"))
         }
-        Ok(limit) => Finding::warning(
+        Ok(limit) => raise(
             module,
-            format!(
-                "at most {limit} IOTLB entries, one per contiguous piece of guest memory: on \
-                 fragmented memory the kernel may reject guests with 4 KiB pages"
-            ),
-        )
-        .mend("bellhop run --memory size=…,hugepages=2M, or")
-        .mend(format!(
-            "echo 'options {module} max_iotlb_entries={GOOD}' >/etc/modprobe.d/{module}.conf"
-        ))
-        .mend(format!("modprobe -r {module} && modprobe {module}")),
+            Finding::warning(
+                module,
+                format!(
+                    "at most {limit} IOTLB entries, one per contiguous piece of guest memory: on \
+                     fragmented memory the kernel may reject guests with 4 KiB pages"
+                ),
+            )
+            .mend("bellhop run --memory size=…,hugepages=2M, or"),
+        ),
         Err(why) if why.is_absent() => {
             Finding::ok(module, "this kernel does not limit IOTLB entries")
         }

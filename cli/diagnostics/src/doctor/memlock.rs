@@ -10,10 +10,10 @@ use super::finding::Finding;
 use super::host::{Host, odd};
 
 /// The default guest memory of `bellhop run`, in bytes.
-const DEFAULT_MEMORY: u64 = 512 << 20;
+pub(super) const DEFAULT_MEMORY: u64 = 512 << 20;
 
 /// A limit in bytes; `None`: unlimited.
-type Limit = Option<u64>;
+pub(super) type Limit = Option<u64>;
 
 /// Checks the limit of this process, which VMs started from here inherit.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
@@ -38,15 +38,19 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     } else {
         Finding::warning(NAME, found)
     };
-    vec![
-        finding
-            .mend("in a shell: ulimit -l unlimited    (root, or below the hard limit)")
-            .mend("in a systemd unit: LimitMEMLOCK=infinity")
-            .mend("for logins, in /etc/security/limits.d/bellhop.conf: USER - memlock unlimited"),
-    ]
+    vec![raise(finding)]
 }
 
-fn limit(host: &Host) -> Result<Limit, Error> {
+/// Adds the commands that raise the limit.
+pub(super) fn raise(finding: Finding) -> Finding {
+    finding
+        .mend("in a shell: ulimit -l unlimited    (root, or below the hard limit)")
+        .mend("in a systemd unit: LimitMEMLOCK=infinity")
+        .mend("for logins, in /etc/security/limits.d/bellhop.conf: USER - memlock unlimited")
+}
+
+/// Reads the soft limit of this process.
+pub(super) fn limit(host: &Host) -> Result<Limit, Error> {
     const PATH: &str = "/proc/self/limits";
     let text = host.text(PATH)?;
     text.lines()

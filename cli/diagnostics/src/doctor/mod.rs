@@ -9,6 +9,7 @@ mod devices;
 #[cfg(test)]
 mod fake;
 mod finding;
+mod guest_iommu;
 mod host;
 mod hugepages;
 mod iommu;
@@ -34,7 +35,7 @@ pub use text::{COLUMNS, table, text};
 type Look = fn(&Host) -> Vec<Finding>;
 
 /// All checks, each with the name of its group, in the order of the report.
-const CHECKS: [(&str, Look); 11] = [
+const CHECKS: [(&str, Look); 12] = [
     ("kvm", kvm::check),
     ("kernel", kernel::check),
     ("modules", modules::check),
@@ -44,6 +45,7 @@ const CHECKS: [(&str, Look); 11] = [
     ("memlock", memlock::check),
     ("hugepages", hugepages::check),
     ("iotlb", iotlb::check),
+    ("guest-iommu", guest_iommu::check),
     ("numa", numa::check),
     ("rights", rights::check),
 ];

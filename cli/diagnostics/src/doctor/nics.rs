@@ -17,7 +17,7 @@ const SHOWN_MAX: usize = 32;
 /// A PCI driver known for vDPA.
 #[derive(Debug)]
 pub(super) struct Parent {
-    driver: &'static str,
+    pub(super) driver: &'static str,
     /// The module that creates vDPA devices of its functions; `None`: only the vendor's own driver
     /// does.
     module: Option<Module>,

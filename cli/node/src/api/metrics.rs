@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use bellhop_api::machine::{DeviceInfo, NicInfo, PlugPhase, QueueInfo};
+use bellhop_api::machine::{AlarmKind, DeviceInfo, NicInfo, PlugPhase, QueueInfo};
 use bellhop_api::node::{Desired, Role, Vm, VmPhase};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -269,7 +269,8 @@ fn write_nics(text: &mut Text, samples: &[Sample]) {
     text.devices("bellhop_nic", &devices);
 }
 
-/// The alarms of the ring watch. They are in the daemon's view, so they need no query.
+/// The alarms of the ring watch, and of the guest's IOMMU. They are in the daemon's view, so they
+/// need no query.
 fn write_alarms(text: &mut Text, samples: &[Sample]) {
     let mut alarms = text.gauge(
         "bellhop_queue_alarm",
@@ -287,7 +288,11 @@ fn write_alarms(text: &mut Text, samples: &[Sample]) {
                 .nic_devices
                 .iter()
                 .any(|nic| nic.id == *device);
-            let label = if is_nic { "nic" } else { "disk" };
+            let label = match alarm {
+                _ if is_nic => "nic",
+                AlarmKind::Refused => "device",
+                _ => "disk",
+            };
             let (queue, alarm) = (queue.to_string(), format!("{alarm:?}"));
             let labels = [
                 ("vm", vm.info.name.as_str()),

@@ -3,7 +3,7 @@
 //! Owns the types of changes and results.
 
 use axum::http::StatusCode;
-use bellhop_api::machine::{AlarmInfo, End, Place, VmState};
+use bellhop_api::machine::{AlarmInfo, AlarmKind, End, Place, VmState};
 use bellhop_api::node::{DeviceId, Event, EventChange, NicId, OperationKind, OperationPhase};
 
 use super::spec::VmName;
@@ -63,7 +63,7 @@ pub(crate) enum Change {
     Alarm {
         /// The device, the queue and the alarm.
         alarm: AlarmInfo,
-        /// Whether the device is a NIC; otherwise it is a disk.
+        /// Whether the device is a NIC; otherwise it is a disk or the guest's IOMMU.
         is_nic: bool,
         /// Whether it was raised.
         raised: bool,
@@ -87,6 +87,8 @@ pub(crate) enum Change {
 /// may be hostile.
 pub(super) const ALARMS_MAX: usize = 64;
 pub(super) const DEVICE_NAME_MAX: usize = 64;
+/// The longest cause of an alarm, in bytes.
+pub(super) const ALARM_DETAIL_MAX: usize = 1024;
 
 impl Change {
     /// Converts the change to an event of this VM, if it is one.
@@ -169,13 +171,18 @@ impl Change {
                     device,
                     queue,
                     alarm,
+                    detail,
                 } = alarm;
+                let cause = detail.as_ref().map(|why| format!(": {why}"));
+                let cause = cause.unwrap_or_default();
+                let is_disk = !is_nic && *alarm != AlarmKind::Refused;
                 Event {
                     nic: is_nic.then(|| device.clone()),
-                    disk: (!is_nic).then(|| device.clone()),
+                    disk: is_disk.then(|| device.clone()),
                     queue: Some(*queue),
                     alarm: Some(*alarm),
-                    ..event(change).detail(format!("{device}, queue {queue}: {alarm:?}"))
+                    reason: detail.clone(),
+                    ..event(change).detail(format!("{device}, queue {queue}: {alarm:?}{cause}"))
                 }
             }
             Self::Operation {
@@ -238,7 +245,7 @@ pub(crate) enum Removed {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_api::machine::{AlarmKind, EndReason};
+    use bellhop_api::machine::EndReason;
     use serde_json::{Value, json};
 
     use super::*;
@@ -259,6 +266,13 @@ mod tests {
             device: "net0".to_owned(),
             queue: 1,
             alarm: AlarmKind::Stuck,
+            detail: None,
+        };
+        let refused = AlarmInfo {
+            device: "iommu".to_owned(),
+            queue: 0,
+            alarm: AlarmKind::Refused,
+            detail: Some("net0: full".to_owned()),
         };
         for (change, expected) in [
             (
@@ -298,6 +312,15 @@ mod tests {
                 },
                 json!({"change": "alarm_raised", "nic": "net0", "queue": 1, "alarm": "Stuck",
                     "detail": "net0, queue 1: Stuck"}),
+            ),
+            (
+                Change::Alarm {
+                    alarm: refused,
+                    is_nic: false,
+                    raised: true,
+                },
+                json!({"change": "alarm_raised", "queue": 0, "alarm": "Refused",
+                    "reason": "net0: full", "detail": "iommu, queue 0: Refused: net0: full"}),
             ),
         ] {
             assert_eq!(event(&change), expected);

@@ -32,7 +32,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use vdpa::causes::in_one_line;
 
-use super::change::{ALARMS_MAX, DEVICE_NAME_MAX};
+use super::change::{ALARM_DETAIL_MAX, ALARMS_MAX, DEVICE_NAME_MAX};
 use super::process::{Identity, Process};
 use super::record::Phase;
 use super::spec::{DeviceId, NicId, NicSpec, VmName};
@@ -319,7 +319,10 @@ async fn follow(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identi
     loop {
         let since = match answer {
             Ok(mut status) => {
-                let fits = |alarm: &AlarmInfo| alarm.device.len() <= DEVICE_NAME_MAX;
+                let fits = |alarm: &AlarmInfo| {
+                    let detail = alarm.detail.as_ref().map_or(0, String::len);
+                    alarm.device.len() <= DEVICE_NAME_MAX && detail <= ALARM_DETAIL_MAX
+                };
                 status.alarms.retain(fits);
                 status.alarms.truncate(ALARMS_MAX);
                 for change in alarm_changes(&alarms, &status) {

@@ -1,6 +1,6 @@
 //! `bellhop vm show`.
 
-use bellhop_api::machine::WatchPhase;
+use bellhop_api::machine::{IommuInfo, WatchPhase};
 use bellhop_api::node::{Desired, Restart, Vm, VmNicDevice, VmPhase};
 use bellhop_common::client::{Node, path};
 use bellhop_common::error::Error;
@@ -14,7 +14,7 @@ use super::spec_patch::dotted;
 use super::view::{self, uptime};
 use super::{of_vm, vm};
 
-/// Show a VM: its process, NICs with queues, disks, console
+/// Show a VM: its process, NICs with queues, disks, IOMMU, console
 #[derive(Debug, clap::Args)]
 #[command(visible_alias = "get", after_long_help = HELP)]
 pub(crate) struct Arguments {
@@ -32,8 +32,13 @@ For each queue of a NIC:
   Idle, Moving, Waiting; STUCK, DRIVERSTALLED, INCONSISTENT: the state that the ring watch reports
              (`ring_watch`)
 
-JSON (-o json) has the VM as the API does, and its NICs and disks as its process describes them. For
-a stopped VM it has the disks of the next start.
+For the guest's IOMMU:
+  maps, unmaps  requests that succeeded
+  change sets   changes of a domain's mappings, each for one or many requests
+  refused       requests that a device or a limit refused, which Linux does not report
+
+JSON (-o json) has the VM as the API does. Its process describes its NICs, disks and IOMMU. For a
+stopped VM it has the disks of the next start.
 
 Examples:
   bellhop vm show web
@@ -50,6 +55,7 @@ struct All {
     view: Vm,
     nics: Vec<(VmNicDevice, Value)>,
     disks: Value,
+    iommu: Value,
     json: Value,
 }
 
@@ -63,15 +69,22 @@ fn look(node: &Node, name: &str) -> Result<All, Error> {
     }
     let mut disks = if_it_says(node.get(&below(&["disks"])))?;
     let disks = disks.get_mut("items").map(Value::take).unwrap_or(disks);
+    let iommu = if has_iommu(&view.spec) {
+        if_it_says(node.get(&below(&["iommu"])))?
+    } else {
+        Value::Null
+    };
     let json = json!({
         "vm": answer,
         "nics": nics.iter().map(|(_, details)| details).collect::<Vec<_>>(),
         "disks": disks,
+        "iommu": iommu,
     });
     Ok(All {
         view,
         nics,
         disks,
+        iommu,
         json,
     })
 }
@@ -82,6 +95,34 @@ fn if_it_says(answer: Result<Value, Error>) -> Result<Value, Error> {
         Err(error) if error.refusal().is_some() => Ok(Value::Null),
         answer => answer,
     }
+}
+
+/// Whether the guest has an IOMMU: its own, or one for its NICs.
+fn has_iommu(spec: &Map<String, Value>) -> bool {
+    let nics = spec.get("nics").and_then(Value::as_array);
+    let mut nics = nics.into_iter().flatten();
+    spec.get("iommu").is_some_and(|iommu| !iommu.is_null())
+        || nics.any(|nic| nic.get("iommu") == Some(&Value::Bool(true)))
+}
+
+fn iommu_line(iommu: &IommuInfo) -> String {
+    let IommuInfo {
+        mappings,
+        kicks,
+        change_sets,
+        maps,
+        unmaps,
+        refused,
+        last_refusal,
+    } = iommu;
+    let mut text = format!(
+        "iommu: {mappings} mappings, {maps} maps, {unmaps} unmaps, {kicks} kicks, {change_sets} \
+         change sets, {refused} refused"
+    );
+    if let Some(last) = last_refusal {
+        text.push_str(&format!("; last {last}"));
+    }
+    text
 }
 
 fn tree(all: &All) -> Branch {
@@ -113,6 +154,9 @@ fn tree(all: &All) -> Branch {
     if !pending.is_empty() {
         let pending = pending.join(", ");
         children.push(Branch::new(format!("changed at the next start: {pending}")));
+    }
+    if let Ok(iommu) = IommuInfo::deserialize(&all.iommu) {
+        children.push(Branch::new(iommu_line(&iommu)));
     }
     for (nic, details) in &all.nics {
         children.push(nic_branch(view, nic, details));

@@ -45,6 +45,8 @@ pub const MAPPINGS_MAX: u32 = 65_536;
 /// as locked memory, even if its pages are locked already.
 const BYTES_BEYOND_RAM: u64 = 1 << 30;
 
+const LIMIT: &str = "the domain has all its mappings, or all the bytes that it may map";
+
 /// What guests may map.
 #[derive(Debug)]
 pub(super) struct Limits {
@@ -83,10 +85,22 @@ pub struct Counters {
     pub maps: u64,
     /// UNMAP requests that succeeded.
     pub unmaps: u64,
-    /// Requests that an endpoint refused.
+    /// Requests that an endpoint refused, or a limit of a domain.
     pub refused: u64,
     /// Change sets that devices got.
     pub sets: u64,
+}
+
+/// A request that an endpoint refused, or a limit of its domain. Linux ignores the status of a MAP,
+/// so the guest does not report it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The endpoint; for a limit, one of its domain.
+    pub endpoint: u32,
+    /// The addresses of the MAP or UNMAP; `None` for an ATTACH.
+    pub range: Option<IovaRange>,
+    /// The cause, in one line.
+    pub cause: String,
 }
 
 /// The domains and endpoints of an IOMMU; see the module.
@@ -100,6 +114,7 @@ pub struct Domains {
     pub(super) domains: BTreeMap<u32, Domain>,
     pub(super) endpoints: BTreeMap<u32, Member>,
     counters: Counters,
+    last_refusal: Option<Refusal>,
 }
 
 #[derive(Debug)]
@@ -110,6 +125,7 @@ pub(super) struct Domain {
 
 #[derive(Debug)]
 pub(super) struct Member {
+    endpoint: u32,
     pub(super) device: Arc<dyn Endpoint>,
     pub(super) domain: Option<u32>,
 }
@@ -159,6 +175,11 @@ impl Edit {
             _ => None,
         }
     }
+
+    fn range(&self) -> IovaRange {
+        let (Self::Map(range, _) | Self::Unmap(range)) = *self;
+        range
+    }
 }
 
 /// Changes that a domain made, and those that undo them, in the order in which they are applied.
@@ -182,6 +203,7 @@ impl Domains {
             domains: BTreeMap::new(),
             endpoints: BTreeMap::new(),
             counters: Counters::default(),
+            last_refusal: None,
         }
     }
 
@@ -202,6 +224,27 @@ impl Domains {
         }
     }
 
+    /// Returns how many requests were refused.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.counters.refused
+    }
+
+    /// Returns the last request that was refused.
+    #[must_use]
+    pub fn last_refusal(&self) -> Option<&Refusal> {
+        self.last_refusal.as_ref()
+    }
+
+    fn refuse(&mut self, endpoint: u32, range: Option<IovaRange>, cause: String) {
+        self.counters.refused += 1;
+        self.last_refusal = Some(Refusal {
+            endpoint,
+            range,
+            cause,
+        });
+    }
+
     /// Puts a device behind the IOMMU. `endpoint` is its number in requests.
     ///
     /// # Errors
@@ -219,6 +262,7 @@ impl Domains {
             )));
         }
         let member = Member {
+            endpoint,
             device,
             domain: None,
         };
@@ -328,13 +372,12 @@ impl Domains {
             return Status::Invalid;
         }
         if let Err(error) = member.device.enter(space) {
-            self.counters.refused += 1;
+            let error = in_one_line(&error);
             warn!(
                 domain,
-                endpoint,
-                error = in_one_line(&error),
-                "a device refuses the domain of the guest's IOMMU"
+                endpoint, error, "a device refuses the domain of the guest's IOMMU"
             );
+            self.refuse(endpoint, None, error);
             return Status::DeviceError;
         }
         let old = member.domain.replace(domain);
@@ -404,8 +447,9 @@ impl Domains {
         } else {
             give(&members, &set)
         };
-        let Err(error) = given else {
-            self.count(edits, &statuses);
+        let Err((endpoint, error)) = given else {
+            let endpoint = members.first().map(|member| member.endpoint);
+            self.count(endpoint, edits, &statuses);
             return statuses;
         };
         if !lone_unmap {
@@ -415,29 +459,37 @@ impl Domains {
             let one = |edit| self.edit_domain(id, std::slice::from_ref(edit));
             return edits.iter().flat_map(one).collect();
         }
-        self.counters.refused += 1;
+        let error = in_one_line(&error);
         warn!(
             domain = id,
+            endpoint,
             ?edits,
-            error = in_one_line(&error),
+            error,
             "a device refuses a change of the guest's IOMMU"
         );
+        self.refuse(endpoint, edits.first().map(Edit::range), error);
         vec![Status::DeviceError]
     }
 
-    fn count(&mut self, edits: &[Edit], statuses: &[Status]) {
+    /// Counts the edits of a domain that has this endpoint.
+    fn count(&mut self, endpoint: Option<u32>, edits: &[Edit], statuses: &[Status]) {
         for (edit, status) in edits.iter().zip(statuses) {
-            match edit {
-                _ if *status != Status::Ok => {}
-                Edit::Map(..) => self.counters.maps += 1,
-                Edit::Unmap(_) => self.counters.unmaps += 1,
+            match (edit, status) {
+                (Edit::Map(..), Status::Ok) => self.counters.maps += 1,
+                (Edit::Unmap(_), Status::Ok) => self.counters.unmaps += 1,
+                (_, Status::NoMemory) => {
+                    let endpoint = endpoint.unwrap_or_default();
+                    self.refuse(endpoint, Some(edit.range()), LIMIT.to_owned());
+                }
+                _ => {}
             }
         }
     }
 }
 
-/// Gives all members a change set, or none of them. A member that cannot go back is blocked.
-fn give(members: &[&Member], set: &ChangeSet) -> Result<(), Error> {
+/// Gives all members a change set, or none of them. A member that cannot go back is blocked. An
+/// error has the endpoint that refuses.
+fn give(members: &[&Member], set: &ChangeSet) -> Result<(), (u32, Error)> {
     if set.forward.is_empty() {
         return Ok(());
     }
@@ -447,18 +499,18 @@ fn give(members: &[&Member], set: &ChangeSet) -> Result<(), Error> {
                 // It is blocked if it refuses.
                 let _ = change_or_block(earlier, &set.backward);
             }
-            return Err(error);
+            return Err((member.endpoint, error));
         }
     }
     Ok(())
 }
 
-/// Gives all members a change set. A member that refuses it is blocked.
-fn force(members: &[&Member], set: &ChangeSet) -> Result<(), Error> {
+/// As [`give`], but all members get it. A member that refuses it is blocked.
+fn force(members: &[&Member], set: &ChangeSet) -> Result<(), (u32, Error)> {
     let mut result = Ok(());
     for member in members.iter().filter(|_| !set.forward.is_empty()) {
         if let Err(error) = change_or_block(member, &set.forward) {
-            result = Err(error);
+            result = Err((member.endpoint, error));
         }
     }
     result

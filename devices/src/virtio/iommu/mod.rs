@@ -47,7 +47,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_IOMMU;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::EventFd;
 
-pub use self::domains::{Counters, Domains, MAPPINGS_MAX};
+pub use self::domains::{Counters, Domains, MAPPINGS_MAX, Refusal};
 pub use self::endpoint::Endpoint;
 #[cfg(any(test, feature = "fuzz"))]
 pub use self::fuzz::iommu_anything;

@@ -89,7 +89,7 @@ impl From<MappingCount> for u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::VmConfig;
+    use super::super::{VdpaConfig, VmConfig};
     use super::*;
 
     #[test]
@@ -118,6 +118,26 @@ mod tests {
             let error = text.parse::<IommuConfig>().unwrap_err().to_string();
             assert!(error.contains(says), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_restored_nic_stays_behind_the_iommu() {
+        let nics = r#"{"kernel": "k", "vdpa": [{"path": "/a", "id": "a", "iommu": true},
+            {"path": "/b", "id": "b"}]}"#;
+        let mut vm: VmConfig = serde_json::from_str(nics).unwrap();
+        for (nic, expected) in [
+            ("path=/c,id=a", true),
+            ("path=/c,id=a,iommu=on", true),
+            ("path=/c,id=b", false),
+            // Refused later: the guest's driver did not accept it.
+            ("path=/c,id=b,iommu=on", true),
+        ] {
+            vm.restore_nic(nic.parse().unwrap()).unwrap();
+            let id = nic.parse::<VdpaConfig>().unwrap().name();
+            let restored = vm.vdpa.iter().find(|one| one.name() == id).unwrap();
+            assert_eq!(restored.iommu, expected, "{nic}");
+        }
+        assert!(vm.restore_nic("path=/c,id=x".parse().unwrap()).is_err());
     }
 
     #[test]

@@ -113,6 +113,8 @@ described! {
         DriverStalled,
         /// The avail index is further ahead of the used index than the ring has entries.
         Inconsistent,
+        /// Of the request queue of the guest's IOMMU: a request was refused less than a minute ago.
+        Refused,
         /// A word of a later version.
         #[serde(other, skip_serializing)]
         Unknown,
@@ -128,6 +130,9 @@ pub struct AlarmInfo {
     pub queue: u16,
     /// The kind of the alarm.
     pub alarm: AlarmKind,
+    /// The cause, for people, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
 }
 
 described! {

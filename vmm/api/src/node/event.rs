@@ -65,9 +65,10 @@ described! {
         DiskAdded,
         /// A disk was removed: `disk`.
         DiskRemoved,
-        /// A queue has an alarm: `nic` or `disk`, `queue`, `alarm`.
+        /// A queue has an alarm: `nic` or `disk`, `queue`, `alarm`. Of the guest's IOMMU: `queue`,
+        /// `alarm`, `reason`.
         AlarmRaised,
-        /// A queue has no such alarm any more: `nic` or `disk`, `queue`, `alarm`.
+        /// A queue has no such alarm any more: the same members.
         AlarmCleared,
         /// Long work began: `operation`, `kind`.
         OperationStarted,

@@ -6,9 +6,8 @@
 use std::collections::BTreeMap;
 
 use axum::extract::State;
-use bellhop_api::machine::{DeviceInfo, PlugPhase, VmState, VmStatus};
+use bellhop_api::machine::{DeviceInfo, IommuInfo, PlugPhase, VmState, VmStatus};
 use bellhop_api::responses::HostErrors;
-use devices::virtio::iommu::Counters;
 
 use super::state::Api;
 use crate::api::error::ApiError;
@@ -58,19 +57,19 @@ fn view(text: &mut Text, view: &VmStatus) {
     }
 }
 
-fn iommu(text: &mut Text, counters: &Counters) {
+fn iommu(text: &mut Text, info: &IommuInfo) {
     let help = "Mappings of the guest's IOMMU";
     let mut mappings = text.gauge("bellhop_iommu_mappings", help);
-    mappings.sample(&[], count(counters.mappings));
-    let help = "How often the guest's IOMMU was kicked, changed a device's mappings, and mapped or \
-                unmapped on request; refused: by a device";
+    mappings.sample(&[], info.mappings);
+    let help = "How often the guest's IOMMU was kicked, changed a domain's mappings, and mapped or \
+                unmapped on request; refused: by a device or a limit";
     let mut total = text.counter("bellhop_iommu_total", help);
     for (what, value) in [
-        ("kicks", counters.kicks),
-        ("change_sets", counters.sets),
-        ("maps", counters.maps),
-        ("unmaps", counters.unmaps),
-        ("refused", counters.refused),
+        ("kicks", info.kicks),
+        ("change_sets", info.change_sets),
+        ("maps", info.maps),
+        ("unmaps", info.unmaps),
+        ("refused", info.refused),
     ] {
         total.sample(&[("what", what)], value);
     }
@@ -86,7 +85,7 @@ struct Counted {
     resources: Resources,
     devices: Vec<(String, DeviceInfo)>,
     console: ConsoleLoss,
-    iommu: Option<Counters>,
+    iommu: Option<IommuInfo>,
 }
 
 impl Counted {
@@ -117,8 +116,8 @@ impl Counted {
         )
         .sample(&[("to", "log")], self.console.log)
         .sample(&[("to", "client")], self.console.clients);
-        if let Some(counters) = &self.iommu {
-            iommu(text, counters);
+        if let Some(info) = &self.iommu {
+            iommu(text, info);
         }
         let mut held = text.gauge("bellhop_kvm_held", "KVM resources of the machine");
         for (what, value) in [

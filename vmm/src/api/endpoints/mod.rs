@@ -5,6 +5,7 @@ mod config;
 mod descriptors;
 mod device;
 mod disk;
+mod iommu;
 mod metrics;
 mod migration;
 mod nic;
@@ -75,6 +76,7 @@ crate::endpoints! {
     disk::put,
     disk::change,
     disk::remove,
+    iommu::show,
     metrics::show,
     self::openapi,
 }

@@ -449,6 +449,18 @@ fn a_watcher_sees_alarms() {
 }
 
 #[test]
+fn the_guests_iommu_has_counters_and_its_last_refusal() {
+    let inside = Inside::running();
+    let iommu = inside.get("/v1/vm/iommu");
+    assert_eq!(
+        (&iommu["mappings"], &iommu["refused"]),
+        (&json!(5), &json!(1))
+    );
+    assert_eq!(iommu["last_refusal"]["device"], "nic");
+    assert_eq!(iommu["last_refusal"]["iova"], 0x4000);
+}
+
+#[test]
 fn watchers_leave_room_for_others() {
     let inside = Inside::running();
     let generation = inside.get("/v1/vm")["generation"].as_u64().unwrap();

@@ -217,7 +217,8 @@ fn tell(id: &str, queue: u16, event: Event) {
                     "has an impossible avail index: more is in flight than the ring holds; the \
                      guest's driver is broken or hostile"
                 }
-                AlarmKind::Unknown => "has an unknown fault",
+                // Not of a ring.
+                AlarmKind::Refused | AlarmKind::Unknown => "has an unknown fault",
             };
             tracing::warn!(device = %id, queue, "queue {queue} of {id} {what}");
         }

@@ -171,6 +171,10 @@ operations! {
     PUT put_vm_disk(name, id; body) ["v1", "vms", name, "disks", id]
         read bellhop_api::machine::DiskInfo;
 
+    /// Read the state of the guest's IOMMU.
+    GET get_vm_iommu(name) ["v1", "vms", name, "iommu"]
+        read bellhop_api::machine::IommuInfo;
+
     /// Read a log of a virtual machine.
     GET get_vm_log(name, log) ["v1", "vms", name, "logs", log]
         text String;

@@ -84,7 +84,10 @@ fn each_machine_has_samples_and_a_stopped_one_its_phase() {
             info: vm(
                 "hung",
                 &json!({
-                    "status": {"alarms": [{"device": "a\"b", "queue": 0, "alarm": "New"}]},
+                    "status": {"alarms": [
+                        {"device": "a\"b", "queue": 0, "alarm": "New"},
+                        {"device": "iommu", "queue": 0, "alarm": "Refused"},
+                    ]},
                 }),
             ),
             boots: Some(1),
@@ -109,6 +112,7 @@ fn each_machine_has_samples_and_a_stopped_one_its_phase() {
         "bellhop_nic_queues{vm=\"web\",nic=\"net0\",kick=\"doorbell\"} 2",
         "bellhop_queue_alarm{vm=\"web\",nic=\"net0\",queue=\"1\",alarm=\"Stuck\"} 1",
         "bellhop_queue_alarm{vm=\"hung\",disk=\"a\\\"b\",queue=\"0\",alarm=\"Unknown\"} 1",
+        "bellhop_queue_alarm{vm=\"hung\",device=\"iommu\",queue=\"0\",alarm=\"Refused\"} 1",
         "bellhop_queue_posted_total{vm=\"web\",nic=\"net0\",queue=\"0\"} 3",
         "bellhop_queue_posted_total{vm=\"web\",nic=\"net0\",queue=\"1\"} 5",
     ] {

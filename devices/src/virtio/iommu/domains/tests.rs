@@ -215,7 +215,8 @@ fn devices_are_refused_that_cannot_do_what_the_guest_may_ask() {
     // Refused later: the device stays where it was.
     assert_eq!(domains.serve(&[attach(1, 2)]), [Status::DeviceError]);
     assert!(poor.lock().follows() && domains.domains.is_empty());
-    assert_eq!(domains.counters().refused, 1);
+    assert_eq!(domains.refused(), 1);
+    assert_eq!(domains.last_refusal().unwrap().range, None);
 }
 
 /// The requests of one kick: a lazy flush and a new mapping, in a domain of two devices.
@@ -277,6 +278,9 @@ fn only_the_request_that_a_device_refuses_gets_an_error() {
             assert!(recorder.follows() && recorder.blocked == 0);
             assert_eq!(recorder.entries(), [(pages(0, 8), piece(9))]);
         }
+        let refusal = domains.last_refusal().unwrap();
+        assert_eq!(usize::try_from(refusal.endpoint).unwrap(), device);
+        assert_eq!(refusal.cause, "refused");
         // What was rolled back is not counted.
         let all = (0..LIMIT).map(|page| map_pages(1, 100 + page, 1, 0));
         let statuses = domains.serve(&all.collect::<Vec<_>>());
@@ -345,6 +349,12 @@ fn mappings_and_their_bytes_are_limited() {
             .all(|status| *status == Status::NoMemory)
     );
     assert_eq!(domains.counters().mappings, limit);
+    assert_eq!(domains.refused(), 70_000 - u64::from(MAPPINGS_MAX));
+    let refusal = domains.last_refusal().unwrap();
+    assert_eq!(
+        (refusal.endpoint, refusal.range),
+        (0, Some(pages(69_999, 1)))
+    );
     assert_eq!(domains.serve(&[unmap_pages(1, 0, 70_000)]), [OK]);
     assert!(recorder.lock().entries().is_empty());
 

@@ -27,6 +27,7 @@ const RECORDS: [(&str, &[&str]); 3] = [
         "machine",
         &[
             "DiskInfo",
+            "IommuInfo",
             "MigrationStatus",
             "NicInfo",
             "NicSummary",
