@@ -1,5 +1,6 @@
 //! A guest's NIC behind a virtio-iommu: Debian's kernel translates its addresses in each of its
-//! modes, and a kernel without the driver bypasses the IOMMU.
+//! modes, a kernel without the driver bypasses the IOMMU, and a driver in the guest's user space
+//! chooses its own addresses.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,9 +10,11 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::notice;
 use lab::sim::{self, Mapping, SimDevice, require_lab};
+use lab::temp_path::TempPath;
 use lab::traffic::{Frames, exchange_counted};
 
 /// No zero bytes: the simulator compares addresses like C strings.
@@ -100,5 +103,68 @@ fn a_guest_without_a_driver_bypasses_the_iommu() {
     let arguments = BellhopArguments::small().unwrap();
     let mut guest = guest_behind(arguments, &net, None);
     exchange_counted(&mut guest, "eth0", &net, &frames()).unwrap();
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+/// A VM's counters of its IOMMU and of exits to the VMM.
+#[derive(Debug, PartialEq, Eq)]
+struct Counted {
+    mappings: u64,
+    maps: u64,
+    unmaps: u64,
+    iommu_kicks: u64,
+    mmio_exits: u64,
+}
+
+fn counted(api: &Client) -> Counted {
+    let metrics = api.get("/v1/metrics").unwrap();
+    let number = |name: &str| -> u64 {
+        let mut lines = metrics.as_str().unwrap().lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = value.unwrap_or_else(|| panic!("no {name}: {metrics}"));
+        value.parse().unwrap()
+    };
+    Counted {
+        mappings: number("bellhop_iommu_mappings"),
+        maps: number("bellhop_iommu_total{what=\"maps\"}"),
+        unmaps: number("bellhop_iommu_total{what=\"unmaps\"}"),
+        iommu_kicks: number("bellhop_iommu_total{what=\"kicks\"}"),
+        mmio_exits: number("bellhop_kvm_total{counter=\"mmio_exits\"}"),
+    }
+}
+
+/// An application with VFIO maps its memory once. Then each frame is only a kick.
+#[test]
+fn a_userspace_driver_in_the_guest_chooses_its_own_addresses() {
+    require_lab().unwrap();
+    let socket = TempPath::new("iommu-userspace");
+    let net = SimDevice::net("net", MAC, MTU).unwrap();
+    let arguments = BellhopArguments::stock()
+        .unwrap()
+        .cmdline("iommu.passthrough=0")
+        .memory("512M")
+        .argument("--api-socket", socket.text());
+    let mut guest = guest_behind(arguments, &net, Some("DMA-FQ"));
+    let api = Client::new(socket.path());
+
+    let started = guest.command("vfio-on").unwrap();
+    // No guest-physical address of this guest is so high.
+    for name in ["buffers", "rings"] {
+        assert!(started[name].as_u64().unwrap() >= 1 << 32, "{started}");
+    }
+    let before = counted(&api);
+    assert!(
+        before.mappings >= started["mapped"].as_u64().unwrap(),
+        "{before:?}"
+    );
+    exchange_counted(&mut guest, "vfio", &net, &frames()).unwrap();
+    // The IOMMU is idle, and the kicks end in the host's kernel.
+    assert_eq!(counted(&api), before);
+
+    // The kernel's driver gets a device without any of these mappings.
+    guest.command("vfio-off").unwrap();
+    guest.command("up eth0").unwrap();
+    exchange_counted(&mut guest, "eth0", &net, &frames()).unwrap();
+    assert!(counted(&api).unmaps > before.unmaps);
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
