@@ -1,5 +1,6 @@
 //! A guest's NIC behind a virtio-iommu: Debian's kernel translates its addresses in each of its
-//! modes, and a kernel without the driver bypasses the IOMMU.
+//! modes, a kernel without the driver bypasses the IOMMU, and a driver in the guest's user space
+//! chooses its own addresses.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,9 +10,13 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
+use lab::notice::{Kind, notice};
 use lab::sim::{Mapping, OtherMapping, SimDevice, require_lab};
+use lab::temp_path::TempPath;
 use lab::traffic::{Frames, exchange_counted};
+use serde_json::Value;
 
 /// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:53:01";
@@ -89,5 +94,87 @@ fn a_guest_without_a_driver_bypasses_the_iommu() {
     let arguments = BellhopArguments::small().unwrap();
     let mut guest = guest_behind(arguments, &net, None);
     exchange_counted(&mut guest, "eth0", &net, &frames()).unwrap();
+    assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+/// A VM's counters of its IOMMU.
+#[derive(Debug, PartialEq, Eq)]
+struct Iommu {
+    mappings: u64,
+    kicks: u64,
+    maps: u64,
+    unmaps: u64,
+}
+
+fn metric(metrics: &Value, name: &str) -> u64 {
+    let mut lines = metrics.as_str().unwrap().lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let value = value.unwrap_or_else(|| panic!("no {name}: {metrics}"));
+    value.parse().unwrap()
+}
+
+/// The counters of the IOMMU, and the exits to the VMM by accesses to memory.
+fn counted(api: &Client) -> (Iommu, u64) {
+    let metrics = api.get("/v1/metrics").unwrap();
+    let total = |what| metric(&metrics, &format!("bellhop_iommu_total{{what=\"{what}\"}}"));
+    let iommu = Iommu {
+        mappings: metric(&metrics, "bellhop_iommu_mappings"),
+        kicks: total("kicks"),
+        maps: total("maps"),
+        unmaps: total("unmaps"),
+    };
+    let exits = metric(&metrics, "bellhop_kvm_total{counter=\"mmio_exits\"}");
+    (iommu, exits)
+}
+
+/// An application with VFIO maps its memory once. Then a frame costs only kicks, which end in the
+/// host's kernel.
+#[test]
+fn a_userspace_driver_in_the_guest_chooses_its_own_addresses() {
+    require_lab().unwrap();
+    let socket = TempPath::new("iommu-userspace");
+    let net = SimDevice::net("net", MAC, MTU).unwrap();
+    let arguments = BellhopArguments::stock()
+        .unwrap()
+        .cmdline("iommu.passthrough=0")
+        .memory("512M")
+        .argument("--api-socket", socket.text());
+    let mut guest = guest_behind(arguments, &net, Some("DMA-FQ"));
+    let api = Client::new(socket.path());
+    let (kernels, kernels_exits) = counted(&api);
+
+    let started = guest.command("vfio-on").unwrap();
+    // No guest-physical address of this guest is so high.
+    for name in ["buffers", "rings"] {
+        assert!(started[name].as_u64().unwrap() >= 1 << 32, "{started}");
+    }
+    let (before, exits_before) = counted(&api);
+    let mapped = started["mapped"].as_u64().unwrap();
+    assert!(before.mappings >= mapped, "{before:?}");
+    assert!(before.maps >= kernels.maps + mapped, "{before:?}");
+    // The driver accessed registers, so the counter of exits works.
+    assert!(exits_before > kernels_exits, "{exits_before}");
+
+    let frames = frames();
+    exchange_counted(&mut guest, "vfio", &net, &frames).unwrap();
+    let (after, exits_after) = counted(&api);
+    assert_eq!(after, before);
+    let count: u64 = frames.iter().map(|frames| frames.count).sum();
+    let exits = exits_after - exits_before;
+    let figure = format!(
+        "{mapped} ranges of a userspace driver: {} MAPs; then",
+        before.maps - kernels.maps
+    );
+    notice(
+        Kind::Figure,
+        format!("{figure} {count} frames: {exits} exits to the VMM"),
+    );
+    assert!(exits < count / 20, "{exits} exits for {count} frames");
+
+    guest.command("vfio-off").unwrap();
+    let (off, _) = counted(&api);
+    assert!(off.unmaps >= before.unmaps + mapped, "{off:?}");
+    guest.command("up eth0").unwrap();
+    exchange_counted(&mut guest, "eth0", &net, &frames).unwrap();
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }

@@ -20,7 +20,7 @@ const VERSION: u32 = 1;
 const HOST_MODULES: [&str; 3] = ["9pnet_virtio", "9p", "overlay"];
 
 /// Modules that a guest with the stock kernel needs for its devices.
-const GUEST_MODULES: [&str; 7] = [
+const GUEST_MODULES: [&str; 9] = [
     // First: drivers of devices behind it wait for it.
     "virtio-iommu",
     "virtio_net",
@@ -29,6 +29,9 @@ const GUEST_MODULES: [&str; 7] = [
     "vmw_vsock_virtio_transport",
     "ext4",
     "button",
+    // For a driver in the guest's user space.
+    "vfio_iommu_type1",
+    "vfio-pci",
 ];
 
 /// The finished archives.

@@ -34,6 +34,9 @@
 //!   flood; with 0, as fast as possible.
 //! * `channels N [NIC]`: uses N queue pairs, as `ethtool -L NIC combined N` does.
 //! * `rings RX TX [NIC]`: sets the sizes of the NIC's rings, as `ethtool -G NIC rx RX tx TX` does.
+//! * `vfio-on [NIC]`: takes the NIC from the kernel and drives it in this process, with addresses of
+//!   its own behind the IOMMU. Until `vfio-off`, `frames` takes `vfio` for this NIC.
+//! * `vfio-off`: gives the NIC back to the kernel; `up` brings it up.
 //! * `processors`: prints the topology and features of the processors.
 //! * `memory-check MIB`: writes a pattern to this much memory, verifies it, and prints the memory's
 //!   location.
@@ -62,7 +65,7 @@
 use crate::network::Address;
 use crate::{
     background, button, control, disk, echo, frames, info, kept, memory, network, notify, paced,
-    processors, random, system, writer,
+    processors, random, system, vfio, writer,
 };
 use lab::error::{Error, Result};
 use rustix::termios::tcdrain;
@@ -140,7 +143,11 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
                 window,
                 peer: peer(words)?,
             };
-            frames::exchange(nic, &plan)
+            if nic == vfio::NIC {
+                vfio::exchange(&plan)
+            } else {
+                frames::exchange(nic, &plan)
+            }
         }
         "echo" => {
             let (count, seconds) = (number(words, "N")?, number(words, "SECONDS")?);
@@ -203,6 +210,8 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let frames = number(words, "FRAMES")?;
             network::rebind_flooded(nic(words), times, frames)
         }
+        "vfio-on" => vfio::start(nic(words)),
+        "vfio-off" => vfio::stop(),
         "processors" => processors::topology(),
         "memory-check" => memory::check(number(words, "MIB")?),
         "write-on" => {
@@ -347,6 +356,8 @@ mod tests {
             "paced-on 0",
             "paced-off",
             "paced-gaps 1",
+            "frames 1 64 1 vfio",
+            "vfio-off",
         ] {
             let answer = obey(line);
             assert!(answer.value.is_err(), "{line:?}");

@@ -231,7 +231,9 @@ pub(crate) fn paced_while(
             due = (due + interval).max(now.checked_sub(interval * CATCH_UP).unwrap_or(now));
         }
         match run.receive_all()? {
-            0 => run.wait(PollFlags::IN, due.saturating_duration_since(now))?,
+            0 => run
+                .link
+                .wait(PollFlags::IN, due.saturating_duration_since(now))?,
             frames => arrived(frames),
         }
     }
@@ -281,7 +283,7 @@ pub(crate) fn pace(nic: &str, count: u64, size: usize, pause: Duration) -> Resul
             if progress.elapsed() > SILENCE {
                 break;
             }
-            run.wait(PollFlags::OUT, Duration::from_millis(10))?;
+            run.link.wait(PollFlags::OUT, Duration::from_millis(10))?;
             continue;
         }
         progress = Instant::now();
@@ -304,7 +306,7 @@ pub(crate) fn converse(nic: &str, peer: Address, count: u64, size: usize) -> Res
         if run.receive_all()? > 0 {
             progress = Instant::now();
         } else {
-            run.wait(PollFlags::IN, Duration::from_millis(5))?;
+            run.link.wait(PollFlags::IN, Duration::from_millis(5))?;
         }
         if progress.elapsed() > SILENCE {
             break;
@@ -334,26 +336,68 @@ pub(crate) fn described(
 /// Sends the planned frames, with at most a window of them in flight, and waits for all of them or
 /// for silence.
 pub(crate) fn send_and_verify(nic: &str, plan: &Plan) -> Result<Totals> {
-    if plan.window == 0 {
-        return Err(Error::invalid("WINDOW", "it is 0: nothing could be sent"));
-    }
-    let mut run = Run::new(nic, plan.size, plan.count, plan.peer)?;
-    run.send_windows(plan, |_| true)?;
-    run.drain()?;
-    Ok(run.finish())
+    Run::new(nic, plan.size, plan.count, plan.peer)?.complete(plan)
+}
+
+/// Like [`exchange`], for a NIC that the kernel does not drive: its address is `own`, and `maximum`
+/// are the bytes of its largest frame.
+pub(crate) fn exchange_over(
+    link: impl Link,
+    own: Address,
+    maximum: usize,
+    plan: &Plan,
+) -> Result<Value> {
+    let run = Run::over(link, own, maximum, plan.size, plan.count, plan.peer)?;
+    run.complete(plan).map(Totals::to_json)
 }
 
 /// Whether a frame went out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sent {
+pub(crate) enum Sent {
     Gone,
     /// The NIC's queue is full; try later.
     Full,
 }
 
-/// One run: its socket, its seed, and which numbers have returned.
-struct Run {
-    socket: OwnedFd,
+/// A way to a NIC: the kernel's, by a packet socket, or a driver in this process.
+pub(crate) trait Link {
+    fn send(&mut self, frame: &[u8]) -> Result<Sent>;
+
+    /// Receives one frame without waiting.
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>>;
+
+    /// Waits until a frame arrives or can be sent, or shorter.
+    fn wait(&mut self, what: PollFlags, limit: Duration) -> Result<()>;
+}
+
+impl Link for OwnedFd {
+    fn send(&mut self, frame: &[u8]) -> Result<Sent> {
+        match rustix::net::send(self, frame, rustix::net::SendFlags::DONTWAIT) {
+            Ok(_) => Ok(Sent::Gone),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {
+                Ok(Sent::Full)
+            }
+            Err(error) => Err(Error::system("send a frame")(error)),
+        }
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
+        receive(self, buffer)
+    }
+
+    fn wait(&mut self, what: PollFlags, limit: Duration) -> Result<()> {
+        let limit = Timespec::try_from(limit)
+            .map_err(|_| Error::invalid("the wait", "it is out of range"))?;
+        match poll(&mut [PollFd::new(self, what)], Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(Error::system("wait for frames")(error)),
+        }
+    }
+}
+
+/// One run: its way to the NIC, its seed, and which numbers have returned.
+struct Run<L> {
+    link: L,
     seed: u64,
     count: u64,
     /// Sent frames return and are counted.
@@ -365,15 +409,45 @@ struct Run {
     totals: Totals,
 }
 
-impl Run {
+impl Run<OwnedFd> {
     fn new(nic: &str, size: usize, count: u64, peer: Option<Address>) -> Result<Self> {
+        let (own, maximum) = (network::address(nic)?, maximum_size(nic)?);
+        Self::over(packet_socket(nic)?, own, maximum, size, count, peer)
+    }
+
+    /// Bytes of memory of frames that were sent but not taken by the device.
+    fn unsent(&self) -> Result<i32> {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: needed because no safe wrapper reads this from a socket (SIOCOUTQ, the same
+        // number as TIOCOUTQ). The descriptor is open and the pointer is to an integer that lives
+        // across the call.
+        let asked = unsafe { libc::ioctl(self.link.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        if asked < 0 {
+            return Err(Error::system("ask for unsent frames")(
+                io::Error::last_os_error(),
+            ));
+        }
+        Ok(bytes)
+    }
+}
+
+impl<L: Link> Run<L> {
+    /// A run between the NIC with address `own` and a peer, or itself. `maximum`: bytes of its
+    /// largest frame.
+    fn over(
+        link: L,
+        own: Address,
+        maximum: usize,
+        size: usize,
+        count: u64,
+        peer: Option<Address>,
+    ) -> Result<Self> {
         if count > MAXIMUM_COUNT {
             return Err(Error::invalid(
                 "N",
                 format!("it is more than {MAXIMUM_COUNT}"),
             ));
         }
-        let maximum = maximum_size(nic)?;
         if !(MINIMUM_SIZE..=maximum).contains(&size) {
             return Err(Error::invalid(
                 "SIZE",
@@ -381,10 +455,9 @@ impl Run {
             ));
         }
         let seed = seed()?;
-        let own = network::address(nic)?;
         let peer = peer.unwrap_or(own);
         Ok(Self {
-            socket: packet_socket(nic)?,
+            link,
             seed,
             count,
             expects_back: true,
@@ -398,19 +471,14 @@ impl Run {
 
     fn send(&mut self) -> Result<Sent> {
         fill(&mut self.frame, self.seed, self.totals.sent);
-        match rustix::net::send(&self.socket, &self.frame, rustix::net::SendFlags::DONTWAIT) {
-            Ok(_) => {
-                self.totals.sent += 1;
-                if self.expects_back {
-                    self.seen.push(false);
-                }
-                Ok(Sent::Gone)
+        let sent = self.link.send(&self.frame)?;
+        if sent == Sent::Gone {
+            self.totals.sent += 1;
+            if self.expects_back {
+                self.seen.push(false);
             }
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {
-                Ok(Sent::Full)
-            }
-            Err(error) => Err(Error::system("send a frame")(error)),
         }
+        Ok(sent)
     }
 
     /// Sends without waiting for frames to return, while `running` returns true. `running` receives
@@ -419,7 +487,8 @@ impl Run {
         let mut received = 0;
         while running(received) && (!self.expects_back || self.totals.sent < MAXIMUM_COUNT) {
             if self.send()? == Sent::Full {
-                self.wait(PollFlags::IN | PollFlags::OUT, Duration::from_millis(10))?;
+                self.link
+                    .wait(PollFlags::IN | PollFlags::OUT, Duration::from_millis(10))?;
             }
             received = self.receive_all()?;
         }
@@ -439,7 +508,8 @@ impl Run {
             }
             received = self.receive_all()?;
             if received == 0 {
-                self.wait(PollFlags::IN, due.saturating_duration_since(now))?;
+                self.link
+                    .wait(PollFlags::IN, due.saturating_duration_since(now))?;
             }
         }
         Ok(())
@@ -467,17 +537,27 @@ impl Run {
                     given_up += under_way;
                     progress = Instant::now();
                 }
-                self.wait(PollFlags::IN, Duration::from_millis(20))?;
+                self.link.wait(PollFlags::IN, Duration::from_millis(20))?;
             }
         }
         Ok(())
+    }
+
+    /// Sends the planned frames and waits for all of them or for silence.
+    fn complete(mut self, plan: &Plan) -> Result<Totals> {
+        if plan.window == 0 {
+            return Err(Error::invalid("WINDOW", "it is 0: nothing could be sent"));
+        }
+        self.send_windows(plan, |_| true)?;
+        self.drain()?;
+        Ok(self.finish())
     }
 
     /// Reads all frames that have arrived; returns how many were intact.
     fn receive_all(&mut self) -> Result<u64> {
         let intact = |totals: &Totals| totals.received + totals.others;
         let before = intact(&self.totals);
-        while let Some(length) = receive(&self.socket, &mut self.buffer)? {
+        while let Some(length) = self.link.receive(&mut self.buffer)? {
             self.check(length);
         }
         Ok(intact(&self.totals) - before)
@@ -507,21 +587,6 @@ impl Run {
         }
     }
 
-    /// Bytes of memory of frames that were sent but not taken by the device.
-    fn unsent(&self) -> Result<i32> {
-        let mut bytes: libc::c_int = 0;
-        // SAFETY: needed because no safe wrapper reads this from a socket (SIOCOUTQ, the same
-        // number as TIOCOUTQ). The descriptor is open and the pointer is to an integer that lives
-        // across the call.
-        let asked = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-        if asked < 0 {
-            return Err(Error::system("ask for unsent frames")(
-                io::Error::last_os_error(),
-            ));
-        }
-        Ok(bytes)
-    }
-
     /// Waits for the rest until all are back or no more frames come.
     fn drain(&mut self) -> Result<()> {
         let mut progress = Instant::now();
@@ -529,19 +594,10 @@ impl Run {
             if self.receive_all()? > 0 {
                 progress = Instant::now();
             } else {
-                self.wait(PollFlags::IN, Duration::from_millis(20))?;
+                self.link.wait(PollFlags::IN, Duration::from_millis(20))?;
             }
         }
         Ok(())
-    }
-
-    fn wait(&self, what: PollFlags, limit: Duration) -> Result<()> {
-        let limit = Timespec::try_from(limit)
-            .map_err(|_| Error::invalid("the wait", "it is out of range"))?;
-        match poll(&mut [PollFd::new(&self.socket, what)], Some(&limit)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(Error::system("wait for frames")(error)),
-        }
     }
 
     fn finish(self) -> Totals {

@@ -27,6 +27,7 @@ mod paced;
 mod processors;
 mod random;
 mod system;
+mod vfio;
 mod writer;
 
 use lab::error::report;

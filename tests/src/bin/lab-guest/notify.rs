@@ -1,5 +1,5 @@
-//! The notify part of a virtio NIC's BAR (virtio 1.3, 4.1.4.4), as the guest's configuration space
-//! describes it, and reads of it past the driver.
+//! The parts of a virtio NIC's BAR (virtio 1.3, 4.1.4), as the guest's configuration space
+//! describes them, and reads of the notify part past the driver.
 //!
 //! No sane driver reads a notify page; this module does, to show that a guest can.
 
@@ -13,8 +13,14 @@ use std::path::{Path, PathBuf};
 /// ID of a vendor-specific capability, which virtio's are.
 const VENDOR_CAPABILITY: u8 = 9;
 
+/// `cfg_type` of the common configuration.
+pub(crate) const COMMON: u8 = 1;
+
 /// `cfg_type` of the notify part.
-const NOTIFY: u8 = 2;
+pub(crate) const NOTIFY: u8 = 2;
+
+/// `cfg_type` of the device configuration.
+pub(crate) const DEVICE: u8 = 4;
 
 /// Bytes of the pages that are mapped.
 const PAGE: u64 = 4096;
@@ -22,20 +28,20 @@ const PAGE: u64 = 4096;
 /// Most capabilities that fit into configuration space.
 const MAXIMUM_CAPABILITIES: usize = 48;
 
-/// The location of the notify part.
+/// The location of a part.
 #[derive(Debug, PartialEq, Eq)]
-struct Part {
-    bar: u8,
+pub(crate) struct Part {
+    pub(crate) bar: u8,
     /// Bytes from the BAR's start.
-    offset: u32,
-    length: u32,
-    /// Bytes between the pages of two queues.
-    multiplier: u32,
+    pub(crate) offset: u32,
+    pub(crate) length: u32,
+    /// Bytes between the pages of two queues; of the notify part only.
+    pub(crate) multiplier: u32,
 }
 
 impl Part {
-    /// Walks the capabilities of a function's configuration space.
-    fn find(config: &[u8]) -> Option<Self> {
+    /// Walks the capabilities of a function's configuration space, to the first of this type.
+    pub(crate) fn find(config: &[u8], cfg_type: u8) -> Option<Self> {
         let byte = |at: usize| config.get(at).copied();
         let word = |at: usize| {
             let bytes = config.get(at..at.checked_add(4)?)?;
@@ -46,7 +52,7 @@ impl Part {
             if at == 0 {
                 return None;
             }
-            if byte(at)? == VENDOR_CAPABILITY && byte(at + 3)? == NOTIFY {
+            if byte(at)? == VENDOR_CAPABILITY && byte(at + 3)? == cfg_type {
                 return Some(Self {
                     bar: byte(at + 4)?,
                     offset: word(at + 8)?,
@@ -61,7 +67,7 @@ impl Part {
 }
 
 /// The PCI function of a virtio NIC, by sysfs.
-fn function(nic: &str) -> Result<PathBuf> {
+pub(crate) fn function(nic: &str) -> Result<PathBuf> {
     let virtio = Path::new("/sys/class/net").join(nic).join("device");
     let virtio = std::fs::canonicalize(&virtio).map_err(Error::file("find", &virtio))?;
     virtio
@@ -72,7 +78,7 @@ fn function(nic: &str) -> Result<PathBuf> {
 
 fn part(function: &Path) -> Result<Part> {
     let config = files::read(&function.join("config"))?;
-    Part::find(&config)
+    Part::find(&config, NOTIFY)
         .ok_or_else(|| Error::invalid(function.display().to_string(), "it has no notify part"))
 }
 
@@ -153,7 +159,7 @@ mod tests {
         let notify = [
             9, 0, 20, 2, 4, 0, 0, 0, 0, 0, 1, 0, 0, 0x30, 0, 0, 0, 0x10, 0, 0,
         ];
-        let found = Part::find(&config(&[(0x40, common), (0x60, notify)])).unwrap();
+        let found = Part::find(&config(&[(0x40, common), (0x60, notify)]), NOTIFY).unwrap();
         let expected = Part {
             bar: 4,
             offset: 0x1_0000,
@@ -167,11 +173,11 @@ mod tests {
     fn loops_and_short_files_end() {
         let mut circle = [0; 20];
         circle[..2].copy_from_slice(&[9, 0x40]);
-        assert_eq!(Part::find(&config(&[(0x40, circle)])), None);
-        assert_eq!(Part::find(&[0; 20]), None);
+        assert_eq!(Part::find(&config(&[(0x40, circle)]), NOTIFY), None);
+        assert_eq!(Part::find(&[0; 20], NOTIFY), None);
         let notify = [9, 0, 20, 2, 4, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let whole = config(&[(0xe0, notify)]);
-        assert!(Part::find(&whole).is_some());
-        assert_eq!(Part::find(&whole[..0xf0]), None);
+        assert!(Part::find(&whole, NOTIFY).is_some());
+        assert_eq!(Part::find(&whole[..0xf0], NOTIFY), None);
     }
 }
