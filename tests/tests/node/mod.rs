@@ -125,7 +125,17 @@ impl Daemon {
 
     /// Starts it with an empty state directory, which it refuses. Returns its log.
     pub(crate) fn refused_with_empty_state(&self) -> String {
-        let refused = self.command("empty").output().unwrap();
+        let mut command = self.command("empty");
+        let mut refused = command.stderr(Stdio::piped()).spawn().unwrap();
+        let begin = Instant::now();
+        while refused.try_wait().unwrap().is_none() {
+            if begin.elapsed() > NOTICE {
+                // It would serve for ever.
+                refused.kill().unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let refused = refused.wait_with_output().unwrap();
         fs::remove_dir_all(self.directory.join("empty")).unwrap();
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert_eq!(refused.status.code(), Some(1), "{said}");

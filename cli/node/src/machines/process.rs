@@ -192,7 +192,7 @@ fn spawn_first(command: &mut Command) -> io::Result<Child> {
     spawned.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
-/// The processes of this user that have this mark.
+/// The processes that have this mark.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -202,8 +202,8 @@ pub(crate) fn find(mark: &Path) -> io::Result<Vec<Identity>> {
     Ok(found.map(|(_, identity)| identity).collect())
 }
 
-/// The processes of this user that have a mark, with their marks. In `/proc`, root owns a confined
-/// process, because it is not dumpable (proc_pid(5)).
+/// The processes that have a mark, with their marks. Another user's process is none of a daemon,
+/// whatever its environment says: a process has this user, or that of its directory.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -217,13 +217,15 @@ pub(crate) fn all_marked() -> io::Result<Vec<(PathBuf, Identity)>> {
             continue;
         };
         // A process may exit during the check.
-        if !entry.metadata().is_ok_and(|process| process.uid() == own) {
-            continue;
-        }
-        let (Some(mark), Ok(start_time)) = (mark_of(pid), start_time(pid)) else {
+        let (Ok(process), Some(mark), Ok(start_time)) =
+            (entry.metadata(), mark_of(pid), start_time(pid))
+        else {
             continue;
         };
-        found.push((mark, Identity { pid, start_time }));
+        let is_given = |user| fs::symlink_metadata(&mark).is_ok_and(|mark| mark.uid() == user);
+        if process.uid() == own || is_given(process.uid()) {
+            found.push((mark, Identity { pid, start_time }));
+        }
     }
     Ok(found)
 }
@@ -501,6 +503,34 @@ mod tests {
                     .unwrap();
             }
         }
+    }
+
+    /// Only root can start a process of another user.
+    #[test]
+    fn a_process_of_another_user_needs_the_directory_of_its_mark() {
+        const USER: u32 = 1_900_000_000;
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let mark = std::env::temp_dir().join(format!("mark-{}", std::process::id()));
+        fs::create_dir(&mark).unwrap();
+        let mut child = Command::new("sleep")
+            .arg("60")
+            .env(MARK, &mark)
+            .uid(USER)
+            .spawn()
+            .unwrap();
+        // The mark is in its environment when `spawn` returns.
+        assert_eq!(find(&mark).unwrap(), []);
+        std::os::unix::fs::chown(&mark, Some(USER), None).unwrap();
+        let found = find(&mark).unwrap();
+        assert_eq!(
+            found.iter().map(|one| one.pid).collect::<Vec<_>>(),
+            [child.id()]
+        );
+        child.kill().unwrap();
+        child.wait().unwrap();
+        fs::remove_dir(&mark).unwrap();
     }
 
     #[test]
