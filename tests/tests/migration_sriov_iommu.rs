@@ -57,7 +57,9 @@ fn moves_between(functions: [usize; 3]) {
     let [here, there] = [host("here", first), host("there", second)];
 
     let words = "iommu.passthrough=0 iommu.strict=0";
-    let arguments = BellhopArguments::stock().unwrap().cmdline(words);
+    let stock = BellhopArguments::stock().unwrap();
+    // The destination compares all memory with a digest, which takes an unoptimized build long.
+    let arguments = stock.memory("128M").cmdline(words);
     let mut guest = here.boot(arguments);
     let mac = first.function().mac();
     wait_nics(&mut guest, &[&mac]);

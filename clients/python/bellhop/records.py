@@ -22,6 +22,8 @@ DeviceClass = Union["str", "int"]
 
 Direction = Literal["Send", "Receive"]
 
+DirtyTracking = Literal["Mappings", "ShadowQueues", "AllMemory"]
+
 Doorbell = Literal["mapped", "not_mapped", "unknown"]
 
 EndReason = Literal[
@@ -286,6 +288,7 @@ class DeviceInfo(TypedDict):
     """A virtio device as the guest's driver has set it up."""
 
     broken: bool
+    dirty_tracking: DirtyTracking | None
     driver_ok: bool
     features_negotiated: list[str] | None
     features_offered: list[str]
