@@ -1,5 +1,5 @@
 //! A guest's NIC behind a virtio-iommu: Debian's kernel translates its addresses in each of its
-//! modes, a kernel without the driver bypasses the IOMMU, and a driver in the guest's user space
+//! modes, and a kernel without the driver bypasses the IOMMU. A driver in the guest's user space
 //! chooses its own addresses.
 
 #![expect(

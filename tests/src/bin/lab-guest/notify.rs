@@ -1,5 +1,5 @@
-//! The parts of a virtio NIC's BAR (virtio 1.3, 4.1.4), as the guest's configuration space
-//! describes them, and reads of the notify part past the driver.
+//! The parts of a virtio NIC's BAR, by its configuration space (virtio 1.3, 4.1.4), and reads of
+//! the notify part past the driver.
 //!
 //! No sane driver reads a notify page; this module does, to show that a guest can.
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   frames … vfio ──> Driver ──> rings in one buffer, frames in 64 pieces of 2 MiB
-//!                        │           └─ mapped by VFIO (group) at addresses of this driver's choice
+//!                        │           └─ mapped by VFIO (group) at addresses that it chooses
 //!                        └─> registers, doorbells (function)
 //! ```
 //! It polls: the device has no interrupt. It accepts no offload, so a frame has an empty header.
