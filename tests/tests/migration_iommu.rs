@@ -1,5 +1,5 @@
-//! A guest whose NIC is behind a virtio-iommu is swapped, upgraded, saved and migrated, in each
-//! mode of Debian's kernel: its frames, its memory and its messages are unchanged.
+//! A guest whose NIC is behind a virtio-iommu, in each mode of Debian's kernel. Its frames, memory
+//! and messages are unchanged after a hot swap, a live upgrade, migrations and a restore.
 
 #![expect(
     clippy::unwrap_used,
