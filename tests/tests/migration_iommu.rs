@@ -59,6 +59,7 @@ fn swap(host: &Host, devices: [&SimDevice; 2]) {
         let answer = client.ask("PATCH", "/v1/vm/nics/nic", Some(&body)).unwrap();
         assert_eq!(answer.status, 200, "{}", answer.body);
         let nic = client.get("/v1/vm/nics/nic").unwrap();
+        assert_eq!(nic["path"], json!(device.path()), "{nic}");
         assert_eq!(nic["device"]["driver_ok"], true, "{nic}");
     }
 }
@@ -84,7 +85,7 @@ fn upgrade(host: &Host) {
     }
 }
 
-/// Saves the VM, and restores it on the device of `there`. The saved VM is stopped before.
+/// Saves the VM, and restores it on the device of `there`. It stops the saved VM before the restore.
 #[track_caller]
 fn save_and_restore(mut guest: Guest, here: &Host, there: &Host, files: BellhopArguments) -> Guest {
     let saved = TempPath::new("iommu-snapshot");
@@ -103,8 +104,8 @@ fn save_and_restore(mut guest: Guest, here: &Host, there: &Host, files: BellhopA
     Guest::start_restored(command, NOTICE).unwrap()
 }
 
-/// `words` choose the mode of the guest's kernel; `kind` is its name for it.
-fn everything_in_mode(mapping: Mapping, words: &str, kind: &str) {
+/// `words` of the kernel's command line choose its mode; sysfs reports it as `kind`.
+fn swap_upgrade_migrate_restore(mapping: Mapping, words: &str, kind: &str) {
     require_lab().unwrap();
     let _mapping = OtherMapping::load(mapping).unwrap();
     let devices = ["iommu1", "iommu2"].map(|name| SimDevice::net(name, MAC, 1500).unwrap());
@@ -119,7 +120,7 @@ fn everything_in_mode(mapping: Mapping, words: &str, kind: &str) {
     let info = guest.command("info").unwrap();
     assert_eq!(info["nics"][0]["iommu"], kind, "{info}");
     check_traffic(&mut guest, first);
-    let said = messages(&mut guest).unwrap();
+    let messages_before = messages(&mut guest).unwrap();
 
     flood_on(&mut guest);
     swap(&here, [first, second]);
@@ -146,24 +147,24 @@ fn everything_in_mode(mapping: Mapping, words: &str, kind: &str) {
     // The next driver maps its buffers in the restored domains.
     let rebound = guest.command("rebind 1").unwrap();
     assert_eq!(rebound["rx"], 10, "{rebound}");
-    assert_eq!(messages(&mut guest).unwrap(), said);
+    assert_eq!(messages(&mut guest).unwrap(), messages_before);
     assert!(guest.power_off().unwrap().success());
 }
 
 #[test]
 fn a_guest_that_unmaps_lazily() {
     let words = "iommu.passthrough=0 iommu.strict=0";
-    everything_in_mode(Mapping::DEFAULT, words, "DMA-FQ");
+    swap_upgrade_migrate_restore(Mapping::DEFAULT, words, "DMA-FQ");
 }
 
 #[test]
 fn a_guest_that_unmaps_at_once() {
     let words = "iommu.passthrough=0 iommu.strict=1";
-    everything_in_mode(ONE_BY_ONE, words, "DMA");
+    swap_upgrade_migrate_restore(ONE_BY_ONE, words, "DMA");
 }
 
 #[test]
 fn a_guest_that_passes_its_nic_through() {
     let words = "iommu.passthrough=1";
-    everything_in_mode(Mapping::DEFAULT, words, "identity");
+    swap_upgrade_migrate_restore(Mapping::DEFAULT, words, "identity");
 }

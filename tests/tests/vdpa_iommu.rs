@@ -144,10 +144,6 @@ fn a_userspace_driver_in_the_guest_chooses_its_own_addresses() {
     let (kernels, kernels_exits) = counted(&api);
 
     let started = guest.command("vfio-on").unwrap();
-    // No guest-physical address of this guest is so high.
-    for name in ["buffers", "rings"] {
-        assert!(started[name].as_u64().unwrap() >= 1 << 32, "{started}");
-    }
     let (before, exits_before) = counted(&api);
     let mapped = started["mapped"].as_u64().unwrap();
     assert!(before.mappings >= mapped, "{before:?}");

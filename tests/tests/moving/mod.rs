@@ -37,7 +37,7 @@ impl Host {
         }
     }
 
-    /// The same with more options of the NIC, such as `iommu=on`.
+    /// Appends options to the NIC, such as `iommu=on`.
     #[allow(dead_code, reason = "not every test has some")]
     pub(crate) fn nic_options(mut self, options: &str) -> Self {
         self.vdpa = format!("{},{options}", self.vdpa);

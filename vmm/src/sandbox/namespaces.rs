@@ -249,6 +249,12 @@ fn remove(path: &Path) {
     let Ok(name) = path.strip_prefix("/") else {
         return;
     };
+    if !name
+        .components()
+        .all(|component| matches!(component, Component::Normal(_)))
+    {
+        return;
+    }
     let there = Path::new("/").join(JAIL).join(name);
     // No mount is there yet, or a device.
     let _ = rustix::mount::unmount(&there, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);

@@ -567,8 +567,13 @@ impl Host for Machines {
         let left = self
             .runtime
             .block_on(self.api_of(vm).leave(request, &connector));
-        // The process reads them before it answers.
-        self.hide_files(vm, &paths_of(files));
+        // The process reads them before it answers. It may have other uses for one of them.
+        let record = self.entries().get(vm).and_then(|entry| entry.record());
+        let used = record.and_then(|record| self.files_to_run(vm, &record).ok());
+        let used = paths_of(used.unwrap_or_default());
+        let mut unused = paths_of(files);
+        unused.retain(|path| !used.contains(path));
+        self.hide_files(vm, &unused);
         left
     }
 

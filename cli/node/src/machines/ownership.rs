@@ -110,8 +110,9 @@ fn processes(paths: &Paths) -> io::Result<Vec<(String, Identity)>> {
     let below: PathBuf = paths.runtime().join("vms");
     let marked = process::all_marked()?.into_iter();
     let named = marked.filter_map(|(mark, identity)| {
-        let name = mark.strip_prefix(&below).ok()?.to_str()?;
-        Some((name.to_owned(), identity))
+        // Any process can have any mark. A name of a VM has no `..`.
+        let name: VmName = mark.strip_prefix(&below).ok()?.to_str()?.parse().ok()?;
+        Some((name.to_string(), identity))
     });
     Ok(named.collect())
 }

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal,
 };
@@ -156,8 +157,11 @@ pub(crate) fn start(start: Start<'_>) -> io::Result<Process> {
             }
             let flags = OFlags::WRONLY | OFlags::CLOEXEC;
             let score = rustix::fs::open(c"/proc/self/oom_score_adj", flags, Mode::empty())?;
-            rustix::io::write(score, OOM_SCORE_ADJ)?;
-            Ok(())
+            match rustix::io::write(score, OOM_SCORE_ADJ) {
+                // In a container the daemon may have a higher value, which it may not lower.
+                Ok(_) | Err(Errno::ACCESS) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
         });
     }
     let child = if start.user.is_some() {
@@ -202,8 +206,9 @@ pub(crate) fn find(mark: &Path) -> io::Result<Vec<Identity>> {
     Ok(found.map(|(_, identity)| identity).collect())
 }
 
-/// The processes that have a mark, with their marks. Another user's process is none of a daemon,
-/// whatever its environment says: a process has this user, or that of its directory.
+/// The processes that have a mark, with their marks. Any user can start a process with a mark. So a
+/// process only counts if it has the daemon's user, or the owner of the directory that its mark
+/// names.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -217,17 +222,27 @@ pub(crate) fn all_marked() -> io::Result<Vec<(PathBuf, Identity)>> {
             continue;
         };
         // A process may exit during the check.
-        let (Ok(process), Some(mark), Ok(start_time)) =
-            (entry.metadata(), mark_of(pid), start_time(pid))
+        let (Some(user), Some(mark), Ok(start_time)) =
+            (user_of(pid), mark_of(pid), start_time(pid))
         else {
             continue;
         };
-        let is_given = |user| fs::symlink_metadata(&mark).is_ok_and(|mark| mark.uid() == user);
-        if process.uid() == own || is_given(process.uid()) {
+        let is_given = || fs::symlink_metadata(&mark).is_ok_and(|mark| mark.uid() == user);
+        if user == own || is_given() {
             found.push((mark, Identity { pid, start_time }));
         }
     }
     Ok(found)
+}
+
+/// The user of a process. None: it ended, or it has several: another user started a set-user-ID
+/// program.
+fn user_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let mut users = users.split_whitespace().map(str::parse);
+    let user: u32 = users.next()?.ok()?;
+    users.all(|other| other == Ok(user)).then_some(user)
 }
 
 fn mark_of(pid: u32) -> Option<PathBuf> {

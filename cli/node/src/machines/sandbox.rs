@@ -247,6 +247,12 @@ impl Machines {
         Ok(self.jailed(vm)?.is_some())
     }
 
+    /// Whether a path is in a directory of the VM, which its process always sees.
+    fn is_own(&self, vm: &VmName, path: &Path) -> bool {
+        let own = [self.paths.runtime_of(vm), self.paths.state_of(vm)];
+        own.iter().any(|own| path.starts_with(own))
+    }
+
     /// Makes files visible to a VM's process. Its own directories always are.
     ///
     /// # Errors
@@ -255,8 +261,7 @@ impl Machines {
         let Some((process, user)) = self.jailed(vm)? else {
             return Ok(());
         };
-        let own = [self.paths.runtime_of(vm), self.paths.state_of(vm)];
-        files.retain(|(path, _)| own.iter().all(|own| !path.starts_with(own)));
+        files.retain(|(path, _)| !self.is_own(vm, path));
         let jail = JailFiles {
             pidfd: process.pidfd(),
             user,
@@ -275,7 +280,8 @@ impl Machines {
                 pidfd: process.pidfd(),
                 user: *user,
             };
-            jail.hide(paths)
+            let paths = paths.iter().filter(|path| !self.is_own(vm, path));
+            jail.hide(&paths.cloned().collect::<Vec<_>>())
                 .map_err(|error| Error::transparent(UNUSABLE, error))
         });
         if let Err(error) = hidden {

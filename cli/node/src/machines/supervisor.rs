@@ -319,12 +319,16 @@ async fn follow(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identi
     loop {
         let since = match answer {
             Ok(mut status) => {
-                let fits = |alarm: &AlarmInfo| {
-                    let detail = alarm.detail.as_ref().map_or(0, String::len);
-                    alarm.device.len() <= DEVICE_NAME_MAX && detail <= ALARM_DETAIL_MAX
-                };
-                status.alarms.retain(fits);
+                status
+                    .alarms
+                    .retain(|alarm| alarm.device.len() <= DEVICE_NAME_MAX);
                 status.alarms.truncate(ALARMS_MAX);
+                for alarm in &mut status.alarms {
+                    alarm.detail = alarm
+                        .detail
+                        .take()
+                        .filter(|detail| detail.len() <= ALARM_DETAIL_MAX);
+                }
                 for change in alarm_changes(&alarms, &status) {
                     machines.publish(entry.name(), change);
                 }

@@ -121,11 +121,12 @@ impl VdpaBackend {
     }
 
     /// Whether the device's queues must be relayed now: during a record, unless its mappings are
-    /// few. Only relays know the position of a device in packed rings that cannot suspend.
+    /// few. Only relays know the position of a device that cannot suspend and uses buffers out of
+    /// order.
     fn needs_relays(&self) -> bool {
         let stops = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
-        let is_saved_directly = !self.packed() || self.rings.offers(stops);
-        self.log.on && !(is_saved_directly && maps_little(&self.rings.memory))
+        let is_direct = self.rings.offers(stops) && maps_little(&self.rings.memory);
+        self.log.on && !is_direct
     }
 
     /// Determines how all writes of the device can be known.

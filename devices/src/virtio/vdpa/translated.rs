@@ -230,6 +230,8 @@ impl Translated for VdpaBackend {
             .is_err()
         {
             self.block();
+            // The device wrote until then.
+            mark(self.rings.memory.ram(), &written);
         }
         if let Some(translation) = &mut self.translation {
             translation.domain = None;

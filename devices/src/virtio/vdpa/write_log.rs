@@ -8,8 +8,8 @@
 //!   directly, else                      all memory that the device can write
 //! ```
 //! A device behind the guest's IOMMU can write only where a writable mapping is. If these are few,
-//! it keeps its queues and its full speed ([`maps_little`]). Otherwise all queues that receive
-//! are relayed, unless a device cannot be at its start.
+//! its queues stay direct, and it keeps its full speed ([`maps_little`]). Otherwise the queues that
+//! receive are relayed. A device that cannot be relayed when it starts stays direct.
 //!
 //! The copier of memory asks for the untracked areas at each look, so they are not marked at each
 //! write. But bytes written **since the last look** must be marked when a queue is removed: they
@@ -20,6 +20,7 @@
 
 use std::sync::Arc;
 
+use vdpa::iotlb::Access;
 use vdpa::memory::{DeviceMemory, GuestMemory, Mode};
 use vdpa::relay::{Dirty, RelayedQueue, Strategy};
 use vmm_sys_util::eventfd::EventFd;
@@ -51,15 +52,19 @@ enum Reach {
 }
 
 /// The most memory, in bytes, that a device may write through mappings of the guest's IOMMU while
-/// its queues are direct. All of it is copied once more while the guest stands still.
+/// its queues are direct. All of it is copied once more while the guest is paused.
 const DIRECT_MAX: u64 = 64 << 20;
 
 /// Whether a device with this memory is behind the guest's IOMMU and can write so little that its
 /// queues stay direct.
 pub(super) fn maps_little(memory: &DeviceMemory) -> bool {
-    let mode = memory.space().map(|space| space.read().mode());
-    let sizes = memory.writable().into_iter().map(|(_, len)| len);
-    mode == Some(Mode::Mapped) && sizes.fold(0, u64::saturating_add) <= DIRECT_MAX
+    memory.space().is_some_and(|space| {
+        let space = space.read();
+        let pieces = space.mappings().iter();
+        let writable = pieces.filter(|(_, piece)| piece.access.allows(Access::WriteOnly));
+        let sizes = writable.map(|(range, _)| range.size().unwrap_or(u64::MAX));
+        space.mode() == Mode::Mapped && sizes.fold(0, u64::saturating_add) <= DIRECT_MAX
+    })
 }
 
 impl WriteLog {
@@ -198,7 +203,6 @@ pub(super) fn mark(memory: &GuestMemory, areas: &[(u64, u64)]) {
 
 #[cfg(test)]
 mod tests {
-    use vdpa::iotlb::Access;
     use vdpa::iova::IovaRange;
     use vdpa::memory::{AddressSpace, Piece};
     use vm_memory::bitmap::Bitmap;

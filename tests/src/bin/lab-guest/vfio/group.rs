@@ -151,7 +151,10 @@ impl Group {
 
     /// Lets the function reach `len` bytes of this process at the address `iova`. Both are whole
     /// pages. The kernel pins the pages, so they outlive this process's own mapping.
-    pub(super) fn map(&self, host: u64, len: u64, iova: u64) -> Result<()> {
+    ///
+    /// # Safety
+    /// The caller accesses the memory as volatile, since the function writes there.
+    pub(super) unsafe fn map(&self, host: u64, len: u64, iova: u64) -> Result<()> {
         let map = Map {
             size: size_of_request::<Map>(),
             flags: READ_WRITE,
@@ -159,8 +162,7 @@ impl Group {
             iova,
             len,
         };
-        // SAFETY: as in `open`; the kernel reads one whole `Map`. The function writes only where
-        // the caller accesses memory as volatile.
+        // SAFETY: as in `open`; the kernel reads one whole `Map`. The caller allows the writes.
         let mapped = unsafe { ioctl_with_ref(&self.container, IOMMU_MAP_DMA, &map) };
         check(mapped, "map memory for the function").map(drop)
     }
