@@ -85,7 +85,7 @@ fn upgrade(host: &Host) {
     }
 }
 
-/// Saves the VM, and restores it on the device of `there`. It stops the saved VM before the restore.
+/// Saves the VM, stops it, and restores it on the device of `there`.
 #[track_caller]
 fn save_and_restore(mut guest: Guest, here: &Host, there: &Host, files: BellhopArguments) -> Guest {
     let saved = TempPath::new("iommu-snapshot");
