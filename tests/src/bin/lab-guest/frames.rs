@@ -291,6 +291,11 @@ pub(crate) fn pace(nic: &str, count: u64, size: usize, pause: Duration) -> Resul
         run.receive_all()?;
     }
     let elapsed = started.elapsed();
+    // The NIC counts a frame only once its device has used it.
+    let sent = Instant::now();
+    while run.unsent()? > 0 && sent.elapsed() < SILENCE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     Ok(described(nic, run.totals.to_json(), elapsed, &before))
 }
 
