@@ -16,7 +16,9 @@ pub fn operation<'a>(description: &'a Value, method: &str, path: &str) -> Option
         .as_object()?
         .iter()
         .find(|(template, _)| matches(template, path))?;
-    item.get(method.to_ascii_lowercase())
+    // Methods are case-sensitive (RFC 9110, 9.1), and the description has them in lower case.
+    let known = !method.contains(|letter: char| letter.is_ascii_lowercase());
+    item.get(method.to_ascii_lowercase()).filter(|_| known)
 }
 
 fn matches(template: &str, path: &str) -> bool {
