@@ -536,7 +536,7 @@ class IommuConfig(TypedDict):
 
 
 class IommuInfo(TypedDict):
-    """What the guest's IOMMU does."""
+    """The state of the guest's IOMMU."""
 
     change_sets: int
     kicks: int

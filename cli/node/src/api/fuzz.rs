@@ -182,15 +182,15 @@ fn highest(from: Connection, request: &Request<Body>) -> Option<Role> {
 /// The role that the description requires of a request that reached the endpoint `template`.
 fn required(template: &str, method: &Method, uri: &Uri) -> Role {
     let method = match *method {
-        Method::HEAD => "get".to_owned(),
-        _ => method.as_str().to_ascii_lowercase(),
+        Method::HEAD => Method::GET.as_str(),
+        _ => method.as_str(),
     };
     let path = if template == FORWARDED {
         uri.path()
     } else {
         template
     };
-    let described = operation(&DESCRIPTION, &method, path);
+    let described = operation(&DESCRIPTION, method, path);
     let role = described.and_then(|described| described["security"][0]["token"][0].as_str());
     let mut pairs = uri.query().unwrap_or_default().split('&');
     match role {
@@ -200,7 +200,7 @@ fn required(template: &str, method: &Method, uri: &Uri) -> Role {
         }
         Some(role) => role.parse().unwrap(),
         // A path of the VM's own API that this version does not know.
-        None if method == "get" => Role::Read,
+        None if method == Method::GET => Role::Read,
         None => Role::Admin,
     }
 }

@@ -85,13 +85,13 @@ pub struct Counters {
     pub maps: u64,
     /// UNMAP requests that succeeded.
     pub unmaps: u64,
-    /// Requests that an endpoint refused, or a limit of a domain.
+    /// Requests that an endpoint or a limit of a domain refused.
     pub refused: u64,
     /// Change sets that devices got.
     pub sets: u64,
 }
 
-/// A request that an endpoint refused, or a limit of its domain. Linux ignores the status of a MAP,
+/// A request that an endpoint or a limit of its domain refused. Linux ignores the status of a MAP,
 /// so the guest does not report it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {

@@ -14,6 +14,7 @@
 //! | the same, packed rings | full shadow | direct |
 //! | any other network device | shadowed, after a reset | shadowed |
 //!
+//! A device behind the guest's IOMMU that suspends and has few writable mappings is not relayed.
 //! All queues of a device that is not a network device count as receive queues. A device that
 //! cannot be relayed is refused, with the reason. The used elements of a direct queue are written
 //! without a mark. [`WriteLog::untracked_writes`](super::write_log::WriteLog::untracked_writes)

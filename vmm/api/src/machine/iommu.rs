@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What the guest's IOMMU does. All counters but `mappings` grow, and begin anew with the VM's
+/// The state of the guest's IOMMU. All counters but `mappings` grow, and begin anew with the VM's
 /// process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IommuInfo {
@@ -19,7 +19,7 @@ pub struct IommuInfo {
     pub maps: u64,
     /// UNMAP requests that succeeded.
     pub unmaps: u64,
-    /// Requests that a device refused, or a limit of the IOMMU. Linux ignores most of these errors,
+    /// Requests that a device or a limit of the IOMMU refused. Linux ignores most of these errors,
     /// and the device then fails silently.
     pub refused: u64,
     /// The last refused request; null without one.

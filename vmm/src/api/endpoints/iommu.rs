@@ -15,8 +15,8 @@ use crate::machine::RequestError;
 
 /// Read the state of the guest's IOMMU
 ///
-/// Its mappings, its counters, and the last request that a device refused. A machine without an
-/// IOMMU has no such object.
+/// Its mappings, its counters, and the last request that a device or a limit refused. A machine
+/// without an IOMMU has no such object.
 #[utoipa::path(get, path = "/v1/vm/iommu", operation_id = "get_iommu", responses(
     (status = 200, description = "The IOMMU", body = IommuInfo),
     BusyErrors,

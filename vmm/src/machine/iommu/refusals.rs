@@ -1,8 +1,8 @@
 //! The alarm for refused requests to the guest's IOMMU.
 //!
-//! Linux ignores the status of a MAP: without the alarm, the guest has a silent NIC and neither log
-//! says why. The alarm ends after a minute without a refusal, so a guest causes at most one event
-//! per minute.
+//! Linux ignores the status of a MAP. Without the alarm, the guest has a silent NIC and neither log
+//! has the cause. The alarm ends after a minute without a refusal. So it is raised at most once per
+//! minute between resets of the VM.
 
 use std::time::{Duration, Instant};
 
