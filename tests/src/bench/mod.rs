@@ -3,6 +3,7 @@
 
 mod doorbell;
 mod footprint;
+mod iommu;
 mod mgmt;
 mod migration;
 mod peer;
@@ -26,6 +27,7 @@ pub fn main() -> ExitCode {
     let measured = match Arguments::parse().bench.bench {
         Bench::Doorbell(arguments) => doorbell::measure(&arguments),
         Bench::Footprint(arguments) => footprint::measure(&arguments),
+        Bench::Iommu(arguments) => iommu::measure(&arguments),
         Bench::Mgmt(arguments) => mgmt::measure(&arguments),
         Bench::Migration(arguments) => migration::measure(&arguments),
         Bench::Rings(arguments) => rings::measure(&arguments),

@@ -16,6 +16,8 @@ pub(super) struct Nic<'a> {
     pub(super) mac: &'a str,
     /// Uses shadow virtqueues instead of the guest's own rings.
     pub(super) shadowed: bool,
+    /// Is behind a virtio-iommu.
+    pub(super) iommu: bool,
 }
 
 /// The path of QEMU.
@@ -39,7 +41,14 @@ pub(super) fn qemu() -> Result<PathBuf> {
 pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) -> Command {
     let shadow = if nic.shadowed { ",x-svq=on" } else { "" };
     let mut command = Command::new(program);
-    machine(&mut command)
+    machine(&mut command);
+    let behind = if nic.iommu {
+        command.args(["-device", "virtio-iommu-pci"]);
+        ",iommu_platform=on,disable-legacy=on"
+    } else {
+        ""
+    };
+    command
         .args(["-name", "bench,debug-threads=on"])
         .args(["-chardev", "stdio,id=console,signal=off"])
         .args(["-serial", "chardev:console"])
@@ -55,7 +64,7 @@ pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) ->
         ))
         .arg("-device")
         .arg(format!(
-            "virtio-net-pci,netdev=nic,romfile=,mac={}",
+            "virtio-net-pci,netdev=nic,romfile=,mac={}{behind}",
             nic.mac
         ));
     command

@@ -32,6 +32,8 @@ pub enum Bench {
     Doorbell(DoorbellArguments),
     /// Memory outside guest RAM and processor time until the API answers, beside QEMU's
     Footprint(FootprintArguments),
+    /// Frames per second and VM exits of a guest whose NIC is behind an IOMMU, beside QEMU's
+    Iommu(IommuArguments),
     /// Time to create, show and delete vDPA devices, beside iproute2's vdpa
     Mgmt(MgmtArguments),
     /// Traffic pauses when a guest migrates or its device or VMM changes, beside QEMU's migration
@@ -71,6 +73,17 @@ pub struct FootprintArguments {
     #[command(flatten)]
     pub common: Common,
     /// Rounds, of which the medians are taken; memory is read in every third
+    #[arg(long, default_value_t = 9, value_parser = value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+}
+
+/// Arguments of `cargo lab bench iommu`.
+#[derive(Debug, Args)]
+pub struct IommuArguments {
+    /// What every measurement takes.
+    #[command(flatten)]
+    pub common: Common,
+    /// Rounds of each comparison, of which the medians are taken
     #[arg(long, default_value_t = 9, value_parser = value_parser!(u32).range(1..=100))]
     pub rounds: u32,
 }
@@ -116,6 +129,7 @@ impl Bench {
         match self {
             Self::Doorbell(arguments) => &arguments.common,
             Self::Footprint(arguments) => &arguments.common,
+            Self::Iommu(arguments) => &arguments.common,
             Self::Mgmt(arguments) => &arguments.common,
             Self::Migration(arguments) => &arguments.common,
             Self::Rings(arguments) => &arguments.common,
@@ -127,7 +141,11 @@ impl Bench {
         match self {
             Self::Doorbell(arguments) => arguments.rig,
             // `rings` loads the lab NIC's module only while it needs it.
-            Self::Footprint(_) | Self::Mgmt(_) | Self::Migration(_) | Self::Rings(_) => Rig::Sim,
+            Self::Footprint(_)
+            | Self::Iommu(_)
+            | Self::Mgmt(_)
+            | Self::Migration(_)
+            | Self::Rings(_) => Rig::Sim,
         }
     }
 }

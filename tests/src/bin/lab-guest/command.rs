@@ -35,7 +35,8 @@
 //! * `channels N [NIC]`: uses N queue pairs, as `ethtool -L NIC combined N` does.
 //! * `rings RX TX [NIC]`: sets the sizes of the NIC's rings, as `ethtool -G NIC rx RX tx TX` does.
 //! * `vfio-on [NIC]`: takes the NIC from the kernel and drives it in this process, with addresses
-//!   of its own behind the IOMMU. Until `vfio-off`, `frames` takes `vfio` for this NIC.
+//!   of its own behind the IOMMU, or physical ones without an IOMMU. Until `vfio-off`, `frames` and
+//!   `flood` take `vfio` for this NIC.
 //! * `vfio-off`: gives the NIC back to the kernel; `up` brings it up.
 //! * `processors`: prints the topology and features of the processors.
 //! * `memory-check MIB`: writes a pattern to this much memory, verifies it, and prints the memory's
@@ -169,7 +170,12 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
                 }),
                 None => None,
             };
-            frames::flood(nic, Duration::from_secs(seconds), size, flooded)
+            let duration = Duration::from_secs(seconds);
+            if nic == vfio::NIC {
+                vfio::flood(duration, size, flooded)
+            } else {
+                frames::flood(nic, duration, size, flooded)
+            }
         }
         "pace" => {
             let (count, size) = (number(words, "N")?, number(words, "SIZE")?);

@@ -133,39 +133,27 @@ pub(crate) fn flood(
     size: usize,
     flooded: Option<Flooded>,
 ) -> Result<Value> {
-    let peer = flooded.map(|flooded| flooded.peer);
-    let until = flooded.and_then(|flooded| flooded.until);
-    let rate = flooded.and_then(|flooded| flooded.rate);
     let before = info::statistics(nic);
-    let started = Instant::now();
-    let mut run = Run::new(nic, size, MAXIMUM_COUNT, peer)?;
-    run.expects_back = peer.is_none();
-    if peer.is_some() {
-        crate::say("", &json!({ "listening": nic }));
-    }
-    let mut heard = 0;
-    let mut heard_all = None;
-    let running = |received| {
-        heard += received;
-        if until.is_some_and(|until| heard >= until) {
-            heard_all.get_or_insert_with(Instant::now);
-        }
-        started.elapsed() < duration && heard_all.is_none_or(|at| at.elapsed() < TAIL)
-    };
-    match rate {
-        Some(rate) => run.drip(Duration::from_secs(1) / rate.get(), running)?,
-        None => run.pour(running)?,
-    }
-    let elapsed = started.elapsed();
-    // A peer's own frames may never end.
-    if peer.is_none() {
-        run.drain()?;
-    }
-    let mut totals = run.finish();
-    if peer.is_some() {
-        totals.lost = 0;
-    }
+    let peer = flooded.map(|flooded| flooded.peer);
+    let run = Run::new(nic, size, MAXIMUM_COUNT, peer)?;
+    let (totals, elapsed) = run.flood(nic, duration, flooded)?;
     Ok(described(nic, totals.to_json(), elapsed, &before))
+}
+
+/// Like [`flood`], for a NIC that the kernel does not drive. `link`, `own` and `maximum` are as in
+/// [`exchange_over`].
+pub(crate) fn flood_over(
+    link: impl Link,
+    (own, maximum): (Address, usize),
+    nic: &str,
+    duration: Duration,
+    size: usize,
+    flooded: Option<Flooded>,
+) -> Result<Value> {
+    let peer = flooded.map(|flooded| flooded.peer);
+    let run = Run::over(link, own, maximum, size, MAXIMUM_COUNT, peer)?;
+    let (totals, _) = run.flood(nic, duration, flooded)?;
+    Ok(totals.to_json())
 }
 
 /// One run of a flood, which ends when its control requests it or the NIC goes away.
@@ -498,6 +486,45 @@ impl<L: Link> Run<L> {
             received = self.receive_all()?;
         }
         Ok(())
+    }
+
+    /// Sends for a while, as [`flood`] says, and returns the duration of that.
+    fn flood(
+        mut self,
+        nic: &str,
+        duration: Duration,
+        flooded: Option<Flooded>,
+    ) -> Result<(Totals, Duration)> {
+        let until = flooded.and_then(|flooded| flooded.until);
+        let rate = flooded.and_then(|flooded| flooded.rate);
+        self.expects_back = flooded.is_none();
+        if flooded.is_some() {
+            crate::say("", &json!({ "listening": nic }));
+        }
+        let started = Instant::now();
+        let mut heard = 0;
+        let mut heard_all = None;
+        let running = |received| {
+            heard += received;
+            if until.is_some_and(|until| heard >= until) {
+                heard_all.get_or_insert_with(Instant::now);
+            }
+            started.elapsed() < duration && heard_all.is_none_or(|at| at.elapsed() < TAIL)
+        };
+        match rate {
+            Some(rate) => self.drip(Duration::from_secs(1) / rate.get(), running)?,
+            None => self.pour(running)?,
+        }
+        let elapsed = started.elapsed();
+        // A peer's own frames may never end.
+        if flooded.is_none() {
+            self.drain()?;
+        }
+        let mut totals = self.finish();
+        if flooded.is_some() {
+            totals.lost = 0;
+        }
+        Ok((totals, elapsed))
     }
 
     /// Like [`Run::pour`], with a frame each `interval`, and the next few at once after a stop.

@@ -1,21 +1,25 @@
 //! A network driver in this process, as applications with VFIO have one. It chooses the addresses
-//! at which the device reaches this process's memory; the guest's IOMMU translates them.
+//! at which the device reaches this process's memory; the guest's IOMMU translates them. Without an
+//! IOMMU it uses physical addresses.
 //!
 //! ```text
-//!   frames … vfio ──> Driver ──> rings in one buffer, frames in 64 pieces of 2 MiB
-//!                        │           └─ mapped by VFIO (group) at addresses that it chooses
+//!   frames … vfio ──> Driver ──> rings of one page each, frames in 64 pieces of 2 MiB
+//!                        │           └─ mapped by VFIO (group) at addresses that it chooses,
+//!                        │              or locked where they are (physical)
 //!                        └─> registers, doorbells (function)
 //! ```
 //! It polls: the device has no interrupt. It accepts no offload, so a frame has an empty header.
 
+mod access;
 mod function;
 mod group;
+mod physical;
 
-use crate::frames::{self, Link, Plan, Sent};
+use crate::frames::{self, Flooded, Link, Plan, Sent};
 use crate::network::Address;
 use crate::notify;
+use access::Access;
 use function::Function;
-use group::Group;
 use lab::error::{Error, Result, report};
 use lab::files;
 use rustix::event::PollFlags;
@@ -34,8 +38,8 @@ pub(crate) const NIC: &str = "vfio";
 const RECEIVE: u16 = 0;
 const TRANSMIT: u16 = 1;
 
-/// Most entries of a ring. Each entry is a buffer.
-const ENTRIES: u16 = 256;
+/// Most entries of a ring, which then fits into a page. Each entry is a buffer.
+const ENTRIES: u16 = 128;
 
 /// Bytes of a frame's header (virtio 1.3, 5.1.6), and the same as a number of the ring.
 const HEADER: [u8; 12] = [0; 12];
@@ -85,11 +89,11 @@ pub(crate) fn start(nic: &str) -> Result<Value> {
     let frame_max = frames::maximum_size(nic)?;
     files::write(Path::new(UNSAFE_INTERRUPTS), "1")?;
     files::write(Path::new(LARGE_PAGES), PIECES.to_string())?;
-    group::bind(&path, "vfio-pci")?;
-    let started = Driver::start(Group::open(&path)?, frame_max)?;
+    let started = Driver::start(Access::open(&path)?, frame_max)?;
     let value = json!({
         "entries": started.transmit.ring.size(),
-        "mapped": PIECES + 1,
+        "mapped": started.mapped.len(),
+        "translated": started.function.access().translates(),
     });
     *driver = Some(started);
     Ok(value)
@@ -105,29 +109,39 @@ pub(crate) fn exchange(plan: &Plan) -> Result<Value> {
     Ok(value)
 }
 
+/// `flood` with this NIC.
+pub(crate) fn flood(duration: Duration, size: usize, flooded: Option<Flooded>) -> Result<Value> {
+    let mut driver = driver();
+    let driver = driver.as_mut().ok_or_else(off)?;
+    let limits = (driver.address, driver.frame_max);
+    frames::flood_over(driver, limits, NIC, duration, size, flooded)
+}
+
 /// `vfio-off`: resets the device and gives it back to the kernel's driver.
 pub(crate) fn stop() -> Result<Value> {
     let driver = driver().take().ok_or_else(off)?;
     driver.function.reset()?;
-    driver.function.group().unmap(RINGS, driver.rings.size())?;
-    for number in 0..PIECES {
-        driver
-            .function
-            .group()
-            .unmap(Buffers::iova(number), PIECE)?;
+    let access = driver.function.access();
+    for (iova, len) in &driver.mapped {
+        access.unmap(*iova, *len)?;
     }
-    let path = driver.function.group().function().to_path_buf();
+    let path = access.function().to_path_buf();
     // The kernel's driver gets the function only after the last descriptor is closed.
     drop(driver);
-    group::bind(&path, "\n")?;
+    access::bind(&path, "\n")?;
     Ok(json!({ "vfio": "off" }))
 }
 
 /// The memory of all frames.
-struct Buffers(Vec<MmapRegion<()>>);
+struct Buffers {
+    pieces: Vec<MmapRegion<()>>,
+    /// The device's addresses of the pieces.
+    iovas: Vec<u64>,
+}
 
 impl Buffers {
-    fn new() -> Result<Self> {
+    /// Maps new memory for the device.
+    fn new(access: &Access) -> Result<Self> {
         let size = usize::try_from(PIECE).unwrap_or_default();
         let piece = |_| {
             let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -135,11 +149,19 @@ impl Buffers {
             MmapRegion::build(None, size, access, kind)
                 .map_err(|error| Error::invalid("a large page", report(&error)))
         };
-        (0..PIECES).map(piece).collect::<Result<_>>().map(Self)
+        let pieces: Vec<_> = (0..PIECES).map(piece).collect::<Result<_>>()?;
+        let map = |(number, piece): (u16, &MmapRegion<()>)| {
+            let host = u64::try_from(piece.as_ptr().addr()).unwrap_or(u64::MAX);
+            // SAFETY: `Buffers` accesses its regions as volatile slices. The driver resets the
+            // device before it drops them.
+            unsafe { access.map(host, PIECE, Self::chosen_iova(number)) }
+        };
+        let iovas = (0..PIECES).zip(&pieces).map(map).collect::<Result<_>>()?;
+        Ok(Self { pieces, iovas })
     }
 
-    /// The device's address of a piece. The order is not that of this process's addresses.
-    fn iova(piece: u16) -> u64 {
+    /// The address of a piece behind an IOMMU. The order is not that of this process's addresses.
+    fn chosen_iova(piece: u16) -> u64 {
         FIRST_PIECE + u64::from(PIECES - 1 - piece) * PIECE_STRIDE
     }
 
@@ -149,10 +171,16 @@ impl Buffers {
         (buffer % PIECES, offset)
     }
 
-    /// The device's address of a buffer.
-    fn iova_of(buffer: u16) -> u64 {
+    /// A buffer, as the ring takes it.
+    fn descriptor(&self, buffer: u16, len: usize, direction: Direction) -> Piece {
         let (piece, offset) = Self::place(buffer);
-        Self::iova(piece) + offset
+        // There is one for each piece.
+        let iova = self.iovas.get(usize::from(piece)).copied();
+        Piece {
+            iova: iova.unwrap_or_default() + offset,
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+            direction,
+        }
     }
 
     /// This process's view of `len` bytes of a buffer, after `skipped` ones.
@@ -165,7 +193,7 @@ impl Buffers {
         let (piece, offset) = Self::place(buffer);
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let slice = self
-            .0
+            .pieces
             .get(usize::from(piece))
             .and_then(|piece| piece.get_slice(start.checked_add(skipped)?, len).ok());
         slice.ok_or_else(|| Error::invalid("a frame", "its buffer is too small"))
@@ -174,7 +202,6 @@ impl Buffers {
 
 /// One ring and its buffers.
 struct Queue {
-    index: u16,
     ring: DriverQueue,
     doorbell: usize,
     /// The buffer of each chain that the device has, by the chain's head.
@@ -184,13 +211,11 @@ struct Queue {
 }
 
 impl Queue {
-    fn new(index: u16, rings: &Arc<SharedBuffer>, layout: RingLayout, offset: u64) -> Result<Self> {
-        let (entries, features) = (layout.entries(), RingFeatures::default());
-        let ring = DriverQueue::new(Arc::clone(rings), entries, offset, features);
+    fn new(index: u16, memory: SharedBuffer, entries: u16) -> Result<Self> {
+        let ring = DriverQueue::new(Arc::new(memory), entries, 0, RingFeatures::default());
         let mut ring = ring.map_err(ring_failed)?;
         ring.set_interrupts(false).map_err(ring_failed)?;
         Ok(Self {
-            index,
             ring,
             doorbell: 0,
             buffer_of: vec![0; usize::from(entries)],
@@ -198,12 +223,7 @@ impl Queue {
         })
     }
 
-    fn add(&mut self, buffer: u16, len: u32, direction: Direction) -> Result<()> {
-        let piece = Piece {
-            iova: Buffers::iova_of(buffer),
-            len,
-            direction,
-        };
+    fn add(&mut self, buffer: u16, piece: Piece) -> Result<()> {
         let head = self.ring.add(&[piece]).map_err(ring_failed)?;
         if let Some(place) = self.buffer_of.get_mut(usize::from(head)) {
             *place = buffer;
@@ -221,6 +241,25 @@ impl Queue {
     }
 }
 
+/// Maps memory for a ring of this many bytes for the device.
+fn ring_memory(access: &Access, size: u64, queue: u16) -> Result<SharedBuffer> {
+    let mut failed = None;
+    let memory = SharedBuffer::placed(size, |host| {
+        let chosen = RINGS + u64::from(queue) * size;
+        // SAFETY: rings are accessed as volatile. The driver resets the device before it drops
+        // them.
+        let mapped = unsafe { access.map(host.first(), size, chosen) };
+        mapped.unwrap_or_else(|error| {
+            failed = Some(error);
+            chosen
+        })
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => memory.map_err(ring_failed),
+    }
+}
+
 /// The driver of one NIC whose device runs.
 struct Driver {
     function: Function,
@@ -230,33 +269,28 @@ struct Driver {
     receive: Queue,
     transmit: Queue,
     kicks: u64,
-    rings: Arc<SharedBuffer>,
     buffers: Buffers,
+    /// What the device reaches: addresses and bytes.
+    mapped: Vec<(u64, u64)>,
 }
 
 impl Driver {
-    fn start(group: Group, frame_max: usize) -> Result<Self> {
-        let buffers = Buffers::new()?;
-        for (number, piece) in (0..PIECES).zip(&buffers.0) {
-            let host = u64::try_from(piece.as_ptr().addr()).unwrap_or(u64::MAX);
-            // SAFETY: `Buffers` accesses its regions as volatile slices.
-            unsafe { group.map(host, PIECE, Buffers::iova(number)) }?;
-        }
-        let function = Function::new(group)?;
+    fn start(access: Access, frame_max: usize) -> Result<Self> {
+        let buffers = Buffers::new(&access)?;
+        let function = Function::new(access)?;
         let address = function.negotiate()?;
         let entries = function.entries(RECEIVE)?.min(function.entries(TRANSMIT)?);
         let layout = RingLayout::new(RingFormat::Split, entries.min(ENTRIES));
         let layout = layout.map_err(ring_failed)?;
-        let rings = SharedBuffer::new(2 * layout.size(), RINGS).map_err(ring_failed)?;
-        let group = function.group();
-        // SAFETY: rings are accessed as volatile.
-        unsafe { group.map(rings.host_address(), rings.size(), RINGS) }?;
-        let rings = Arc::new(rings);
-        let mut receive = Queue::new(RECEIVE, &rings, layout, 0)?;
-        let mut transmit = Queue::new(TRANSMIT, &rings, layout, layout.size())?;
-        for queue in [&mut receive, &mut transmit] {
-            queue.doorbell = function.set_queue(queue.index, &queue.ring)?;
-        }
+        let mut mapped: Vec<_> = buffers.iovas.iter().map(|iova| (*iova, PIECE)).collect();
+        let mut queue = |index: u16| {
+            let memory = ring_memory(function.access(), layout.size(), index)?;
+            mapped.push((memory.range().first(), memory.size()));
+            let mut queue = Queue::new(index, memory, layout.entries())?;
+            queue.doorbell = function.set_queue(index, &queue.ring)?;
+            Ok::<_, Error>(queue)
+        };
+        let (receive, transmit) = (queue(RECEIVE)?, queue(TRANSMIT)?);
         function.set_ready()?;
         let mut driver = Self {
             function,
@@ -265,8 +299,8 @@ impl Driver {
             receive,
             transmit,
             kicks: 0,
-            rings,
             buffers,
+            mapped,
         };
         while let Some(buffer) = driver.receive.free.pop() {
             driver.offer(buffer)?;
@@ -277,8 +311,11 @@ impl Driver {
 
     /// Offers a buffer for a frame to the device.
     fn offer(&mut self, buffer: u16) -> Result<()> {
-        let len = u32::try_from(HEADER.len() + self.frame_max).unwrap_or(u32::MAX);
-        self.receive.add(buffer, len, Direction::DeviceWrites)
+        let len = HEADER.len() + self.frame_max;
+        let piece = self
+            .buffers
+            .descriptor(buffer, len, Direction::DeviceWrites);
+        self.receive.add(buffer, piece)
     }
 
     /// Kicks a queue if its device wants a kick.
@@ -306,8 +343,8 @@ impl Link for &mut Driver {
         let all = HEADER.len() + frame.len();
         let slice = self.buffers.slice(buffer, 0, all)?;
         slice.copy_from(&[&HEADER, frame].concat());
-        let len = u32::try_from(all).unwrap_or(u32::MAX);
-        self.transmit.add(buffer, len, Direction::DeviceReads)?;
+        let piece = self.buffers.descriptor(buffer, all, Direction::DeviceReads);
+        self.transmit.add(buffer, piece)?;
         self.kick(TRANSMIT)?;
         Ok(Sent::Gone)
     }
@@ -349,9 +386,12 @@ mod tests {
             assert!(offset + BUFFER_STRIDE - BUFFER_START <= PIECE);
             assert!(next.0 > piece || next.1 == offset + BUFFER_STRIDE);
         }
-        assert_eq!(Buffers::iova(PIECES - 1), FIRST_PIECE);
+        assert_eq!(Buffers::chosen_iova(PIECES - 1), FIRST_PIECE);
         // Guest RAM of the tests lies below.
         const { assert!(FIRST_PIECE >= 1 << 32) };
-        assert!(Buffers::iova(0) + PIECE <= RINGS);
+        assert!(Buffers::chosen_iova(0) + PIECE <= RINGS);
+        // Physical addresses of several pages need not be adjacent.
+        let ring = RingLayout::new(RingFormat::Split, ENTRIES).unwrap();
+        assert_eq!(ring.size(), 4096);
     }
 }

@@ -1,126 +1,135 @@
-//! The registers of a modern virtio network function (virtio 1.3, 4.1.4 and 5.1.4), by VFIO.
+//! The registers of a modern virtio network function (virtio 1.3, 4.1.4 and 5.1.4), mapped into this
+//! process.
 //!
 //! This module knows registers and the order of a start, not rings or frames.
 
-use super::group::Group;
+use super::access::Access;
 use crate::network::Address;
 use crate::notify::{self, Part};
-use lab::error::{Error, Result};
+use lab::error::{Error, Result, report};
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use vdpa::ring::DriverQueue;
-use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
+use vm_memory::{AtomicAccess, Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
 
-/// `VFIO_PCI_CONFIG_REGION_INDEX`; smaller ones are BARs.
-const CONFIG_SPACE: u32 = 7;
+const PAGE: u64 = 4096;
 
 /// Command register: memory space and bus master.
 const COMMAND: u64 = 4;
 const COMMAND_ON: u16 = 0b110;
 
 /// `struct virtio_pci_common_cfg`.
-const DEVICE_FEATURE_SELECT: u64 = 0x00;
-const DEVICE_FEATURE: u64 = 0x04;
-const DRIVER_FEATURE_SELECT: u64 = 0x08;
-const DRIVER_FEATURE: u64 = 0x0c;
-const DEVICE_STATUS: u64 = 0x14;
-const QUEUE_SELECT: u64 = 0x16;
-const QUEUE_SIZE: u64 = 0x18;
-const QUEUE_ENABLE: u64 = 0x1c;
-const QUEUE_NOTIFY_OFF: u64 = 0x1e;
-const QUEUE_DESC: u64 = 0x20;
-const QUEUE_DRIVER: u64 = 0x28;
-const QUEUE_DEVICE: u64 = 0x30;
+const DEVICE_FEATURE_SELECT: usize = 0x00;
+const DEVICE_FEATURE: usize = 0x04;
+const DRIVER_FEATURE_SELECT: usize = 0x08;
+const DRIVER_FEATURE: usize = 0x0c;
+const DEVICE_STATUS: usize = 0x14;
+const QUEUE_SELECT: usize = 0x16;
+const QUEUE_SIZE: usize = 0x18;
+const QUEUE_ENABLE: usize = 0x1c;
+const QUEUE_NOTIFY_OFF: usize = 0x1e;
+const QUEUE_DESC: usize = 0x20;
+const QUEUE_DRIVER: usize = 0x28;
+const QUEUE_DEVICE: usize = 0x30;
 
 /// Device status: ACKNOWLEDGE and DRIVER; then FEATURES_OK; then DRIVER_OK.
 const DRIVER: u8 = 0b11;
 const FEATURES_OK: u8 = 8 | DRIVER;
 const DRIVER_OK: u8 = 4 | FEATURES_OK;
 
-/// MAC, VERSION_1 and ACCESS_PLATFORM.
-const FEATURES: u64 = 1 << 5 | 1 << 32 | 1 << 33;
+/// MAC and VERSION_1; and ACCESS_PLATFORM, which a device without an IOMMU need not offer.
+const FEATURES: u64 = 1 << 5 | 1 << 32;
+const OPTIONAL: u64 = 1 << 33;
 
 /// How long a reset may take.
 const RESET_LIMIT: Duration = Duration::from_secs(10);
 
-/// A function with mapped doorbells.
+/// A mapped part of a BAR.
+struct Registers {
+    region: MmapRegion<()>,
+    /// Where the part begins in the mapped pages.
+    start: usize,
+}
+
+impl Registers {
+    fn map(access: &Access, part: &Part) -> Result<Self> {
+        let failed = |error| Error::invalid("a part of the BAR", report(&error));
+        let (file, bar) = access.bar(part.bar)?;
+        let offset = u64::from(part.offset);
+        let start = usize::try_from(offset % PAGE).unwrap_or_default();
+        let len = usize::try_from(part.length).unwrap_or_default();
+        let region = MmapRegion::build(
+            Some(FileOffset::new(file, bar + offset - offset % PAGE)),
+            start.saturating_add(len),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+        );
+        let region = region.map_err(failed)?;
+        Ok(Self { region, start })
+    }
+
+    /// One access of the value's width.
+    fn load<T: AtomicAccess>(&self, at: usize) -> Result<T> {
+        self.region
+            .as_volatile_slice()
+            .load(at.saturating_add(self.start), Ordering::Acquire)
+            .map_err(|_| Error::invalid("a register", "it is outside of its part"))
+    }
+
+    /// One access of the value's width.
+    fn store<T: AtomicAccess>(&self, value: T, at: usize) -> Result<()> {
+        self.region
+            .as_volatile_slice()
+            .store(value, at.saturating_add(self.start), Ordering::Release)
+            .map_err(|_| Error::invalid("a register", "it is outside of its part"))
+    }
+}
+
+/// A function with mapped registers.
 pub(super) struct Function {
-    group: Group,
-    /// Offsets in the group's device file.
-    common: u64,
-    device: u64,
-    doorbells: MmapRegion<()>,
+    common: Registers,
+    device: Registers,
+    doorbells: Registers,
     /// Bytes between two doorbells.
     stride: usize,
+    // Dropped after the mappings.
+    access: Access,
 }
 
 impl Function {
     /// Finds the parts and makes the function a bus master.
-    pub(super) fn new(group: Group) -> Result<Self> {
-        let space = group.region(CONFIG_SPACE)?;
+    pub(super) fn new(access: Access) -> Result<Self> {
+        let (file, space) = access.config()?;
         let mut config = vec![0; 256];
-        let failed = || Error::file("read", group.function());
-        let device = group.device();
-        device.read_exact_at(&mut config, space).map_err(failed())?;
-        device
-            .write_all_at(&COMMAND_ON.to_le_bytes(), space + COMMAND)
+        let failed = || Error::file("access the configuration space of", access.function());
+        file.read_exact_at(&mut config, space).map_err(failed())?;
+        file.write_all_at(&COMMAND_ON.to_le_bytes(), space + COMMAND)
             .map_err(failed())?;
-        let part = |kind| {
-            let part = Part::find(&config, kind)
-                .ok_or_else(|| Error::invalid("the function", "a virtio capability is missing"))?;
-            let bar = group.region(part.bar.into())?;
-            Ok((bar + u64::from(part.offset), part))
+        let find = |kind| {
+            Part::find(&config, kind)
+                .ok_or_else(|| Error::invalid("the function", "a virtio capability is missing"))
         };
-        let (common, _) = part(notify::COMMON)?;
-        let (device_config, _) = part(notify::DEVICE)?;
-        let (doorbells, part) = part(notify::NOTIFY)?;
-        let file = device.try_clone().map_err(failed())?;
-        let doorbells = MmapRegion::build(
-            Some(FileOffset::new(file, doorbells)),
-            usize::try_from(part.length).unwrap_or_default(),
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-        );
-        let doorbells = doorbells
-            .map_err(|error| Error::invalid("the notify part", lab::error::report(&error)))?;
+        let notify = find(notify::NOTIFY)?;
         Ok(Self {
-            common,
-            device: device_config,
-            doorbells,
-            stride: usize::try_from(part.multiplier).unwrap_or_default(),
-            group,
+            common: Registers::map(&access, &find(notify::COMMON)?)?,
+            device: Registers::map(&access, &find(notify::DEVICE)?)?,
+            doorbells: Registers::map(&access, &notify)?,
+            stride: usize::try_from(notify.multiplier).unwrap_or_default(),
+            access,
         })
     }
 
-    pub(super) fn group(&self) -> &Group {
-        &self.group
-    }
-
-    fn read<const N: usize>(&self, at: u64) -> Result<[u8; N]> {
-        let mut bytes = [0; N];
-        let device = self.group.device();
-        device
-            .read_exact_at(&mut bytes, at)
-            .map_err(Error::system("read a register"))?;
-        Ok(bytes)
-    }
-
-    /// One access of the bytes' width.
-    fn write(&self, register: u64, bytes: &[u8]) -> Result<()> {
-        let device = self.group.device();
-        device
-            .write_all_at(bytes, self.common + register)
-            .map_err(Error::system("write a register"))
+    pub(super) fn access(&self) -> &Access {
+        &self.access
     }
 
     fn status(&self) -> Result<u8> {
-        self.read(self.common + DEVICE_STATUS)
-            .map(|[status]| status)
+        self.common.load(DEVICE_STATUS)
     }
 
     fn set_status(&self, status: u8) -> Result<()> {
-        self.write(DEVICE_STATUS, &[status])
+        self.common.store(status, DEVICE_STATUS)
     }
 
     /// Resets the device and waits until it has done so.
@@ -141,47 +150,53 @@ impl Function {
         self.reset()?;
         self.set_status(DRIVER)?;
         for half in [0_u32, 1] {
-            self.write(DEVICE_FEATURE_SELECT, &half.to_le_bytes())?;
-            let offered = u32::from_le_bytes(self.read(self.common + DEVICE_FEATURE)?);
             // Lossless: each half has 32 bits.
-            let wanted = u32::try_from(FEATURES >> (32 * half) & 0xffff_ffff).unwrap_or_default();
+            let half_of = |bits: u64| u32::try_from(bits >> (32 * half) & 0xffff_ffff);
+            let wanted = half_of(FEATURES).unwrap_or_default();
+            self.common.store(half.to_le(), DEVICE_FEATURE_SELECT)?;
+            let offered = u32::from_le(self.common.load(DEVICE_FEATURE)?);
             if wanted & !offered != 0 {
                 let why = format!("it offers {offered:#x}, without {wanted:#x} (half {half})");
                 return Err(Error::invalid("the device", why));
             }
-            self.write(DRIVER_FEATURE_SELECT, &half.to_le_bytes())?;
-            self.write(DRIVER_FEATURE, &wanted.to_le_bytes())?;
+            let accepted = wanted | offered & half_of(OPTIONAL).unwrap_or_default();
+            self.common.store(half.to_le(), DRIVER_FEATURE_SELECT)?;
+            self.common.store(accepted.to_le(), DRIVER_FEATURE)?;
         }
         self.set_status(FEATURES_OK)?;
         if self.status()? != FEATURES_OK {
             return Err(Error::invalid("the device", "it refuses the features"));
         }
-        self.read(self.device)
+        let mut address = Address::default();
+        for (at, byte) in address.iter_mut().enumerate() {
+            *byte = self.device.load(at)?;
+        }
+        Ok(address)
     }
 
     /// Most entries of a queue.
     pub(super) fn entries(&self, queue: u16) -> Result<u16> {
-        self.write(QUEUE_SELECT, &queue.to_le_bytes())?;
-        self.read(self.common + QUEUE_SIZE).map(u16::from_le_bytes)
+        self.common.store(queue.to_le(), QUEUE_SELECT)?;
+        self.common.load(QUEUE_SIZE).map(u16::from_le)
     }
 
     /// Enables a queue, without an interrupt, and returns its doorbell.
     pub(super) fn set_queue(&self, queue: u16, ring: &DriverQueue) -> Result<usize> {
-        self.write(QUEUE_SELECT, &queue.to_le_bytes())?;
-        self.write(QUEUE_SIZE, &ring.size().to_le_bytes())?;
+        let common = &self.common;
+        common.store(queue.to_le(), QUEUE_SELECT)?;
+        common.store(ring.size().to_le(), QUEUE_SIZE)?;
         let areas = ring.addresses();
         for (register, address) in [
             (QUEUE_DESC, areas.descriptor),
             (QUEUE_DRIVER, areas.driver),
             (QUEUE_DEVICE, areas.device),
         ] {
-            let bytes = address.to_le_bytes();
-            let (low, high) = bytes.split_at(4);
-            self.write(register, low)?;
-            self.write(register + 4, high)?;
+            for (at, half) in address.to_le_bytes().as_chunks().0.iter().enumerate() {
+                common.store(u32::from_ne_bytes(*half), register + 4 * at)?;
+            }
         }
-        self.write(QUEUE_ENABLE, &1_u16.to_le_bytes())?;
-        let number = u16::from_le_bytes(self.read(self.common + QUEUE_NOTIFY_OFF)?);
+        common.store(1_u16.to_le(), QUEUE_ENABLE)?;
+        let number = u16::from_le(common.load(QUEUE_NOTIFY_OFF)?);
         Ok(usize::from(number).saturating_mul(self.stride))
     }
 
@@ -189,11 +204,8 @@ impl Function {
         self.set_status(DRIVER_OK)
     }
 
-    /// Rings a queue's doorbell, by a store past the kernel.
+    /// Rings a queue's doorbell.
     pub(super) fn kick(&self, queue: u16, doorbell: usize) -> Result<()> {
-        self.doorbells
-            .as_volatile_slice()
-            .store(queue.to_le(), doorbell, Ordering::Release)
-            .map_err(|_| Error::invalid("the notify part", "a doorbell is outside"))
+        self.doorbells.store(queue.to_le(), doorbell)
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! This module has the requests and their order, not the use of the device.
 
+use super::access::address;
 use lab::error::{Error, Result};
-use lab::files;
 use std::ffi::c_ulong;
 use std::fs::File;
 use std::io;
@@ -71,15 +71,6 @@ fn check(result: i32, action: &'static str) -> Result<i32> {
     Ok(result)
 }
 
-/// Gives a PCI function to a driver; an empty line is the kernel's choice.
-pub(super) fn bind(function: &Path, driver: &str) -> Result<()> {
-    let address = function.file_name().unwrap_or_default();
-    let address = address.to_string_lossy();
-    files::write(&function.join("driver_override"), driver)?;
-    files::write(&function.join("driver/unbind"), &*address)?;
-    files::write(Path::new("/sys/bus/pci/drivers_probe"), &*address)
-}
-
 /// A function that this process owns. Dropping it gives the function back and undoes all mappings.
 pub(super) struct Group {
     function: PathBuf,
@@ -108,8 +99,7 @@ impl Group {
         // SAFETY: as above; the argument is a number.
         let set = unsafe { ioctl_with_val(&container, SET_IOMMU, TYPE1_V2) };
         check(set, "set the container's IOMMU")?;
-        let name = function.file_name().unwrap_or_default().to_string_lossy();
-        let name = std::ffi::CString::new(name.into_owned())
+        let name = std::ffi::CString::new(address(function)?)
             .map_err(|_| Error::invalid("the function's address", "it has a zero byte"))?;
         // SAFETY: as above; this one reads a terminated string, which lives across the call.
         let device = unsafe { ioctl_with_ptr(&group, GROUP_GET_DEVICE_FD, name.as_ptr()) };
@@ -129,13 +119,8 @@ impl Group {
         &self.function
     }
 
-    /// The function's regions: BARs and configuration space.
-    pub(super) fn device(&self) -> &File {
-        &self.device
-    }
-
-    /// The offset of a region in the device's file.
-    pub(super) fn region(&self, index: u32) -> Result<u64> {
+    /// The file with a region, a BAR or the configuration space, and its offset there.
+    pub(super) fn region(&self, index: u32) -> Result<(File, u64)> {
         let mut region = Region {
             size: size_of_request::<Region>(),
             index,
@@ -146,7 +131,9 @@ impl Group {
         let asked =
             unsafe { ioctl_with_mut_ref(&self.device, DEVICE_GET_REGION_INFO, &mut region) };
         check(asked, "find a region of the function")?;
-        Ok(region.offset)
+        let file = self.device.try_clone();
+        let file = file.map_err(Error::system("duplicate the function's descriptor"))?;
+        Ok((file, region.offset))
     }
 
     /// Lets the function reach `len` bytes of this process at the address `iova`. Both are whole
