@@ -1,8 +1,8 @@
-//! A guest that sends frames as fast as it can, and the counters around a part of that time.
+//! A guest that sends frames as fast as it can, and the counters around that.
 //!
 //! The frames go to an address that no device has. So the simulator takes them and sends none back,
-//! and the guest maps one buffer for each frame. The device counts the frames, and the host's clock
-//! measures the time: neither depends on the VMM.
+//! and the guest maps one buffer for each frame. The guest measures its rate once its queue is full.
+//! The device must count as many frames as the guest has sent.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -27,14 +27,14 @@ const MTU: u16 = 1500;
 /// Bytes of a frame, with its Ethernet header.
 const SIZE: u32 = 64;
 
-/// Seconds for which the guest sends. The part that counts begins after `SETTLE` and takes `PART`;
-/// the rest is for reading the counters.
-const SENDING: u64 = 5;
-const SETTLE: Duration = Duration::from_millis(300);
-const PART: Duration = Duration::from_secs(3);
+/// Seconds for which the guest sends. It reports the rate of the last three quarters.
+const SENDING: u64 = 4;
 
-/// How long the guest may take to stop.
-const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// How long the device may take for the frames that are left when the guest stops.
+const REST: Duration = Duration::from_millis(300);
+
+/// How long the guest may take for its answer.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a boot may be silent, and how long the NIC's driver may wait for the IOMMU's.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -81,17 +81,12 @@ impl Setup {
 /// What one guest did in one part of a round.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
+    pub(super) frames_per_second: f64,
+    /// Frames that the device took.
     pub(super) frames: u32,
-    pub(super) elapsed: Duration,
     /// Kicks of the IOMMU's request queue, and exits to the VMM by accesses to memory.
     pub(super) kicks: u64,
     pub(super) exits: u64,
-}
-
-impl Part {
-    pub(super) fn frames_per_second(&self) -> f64 {
-        per_second(self.frames, self.elapsed)
-    }
 }
 
 /// A VMM with its guest and the guest's NIC. Fields are dropped in this order.
@@ -186,52 +181,51 @@ impl Sender {
         Ok(())
     }
 
-    /// Lets the guest send and measures a part of it.
+    /// Lets the guest send for some seconds.
     ///
     /// # Errors
-    /// Those of [`Guest::command`]; [`Error::Invalid`] if the guest may have stopped before the
-    /// counters were read, or sent nothing.
+    /// Those of [`Guest::command`]; [`Error::Invalid`] if frames did not reach the device.
     pub(super) fn part(&mut self) -> Result<Part> {
         let flood = format!("flood {SENDING} {SIZE} {} to {SINK}", self.nic);
-        let sending = Instant::now();
+        let before = self.counters()?;
         self.guest.listen(&flood)?;
-        sleep(SETTLE);
-        let (begin, before) = (Instant::now(), self.counters()?);
-        sleep(PART);
-        let (elapsed, after) = (begin.elapsed(), self.counters()?);
-        let late = sending.elapsed() > Duration::from_secs(SENDING);
-        self.guest.answer(&flood, STOP_LIMIT)?;
-        let difference = |counter: fn(&Counters) -> u64| counter(&after) - counter(&before);
-        let frames = u32::try_from(difference(|counters| counters.frames)).unwrap_or(u32::MAX);
-        if late || frames == 0 {
-            let why = format!("it sent {frames} frames; its counters were late: {late}");
-            return Err(Error::invalid("the guest", why));
+        let answer = self.guest.answer(&flood, LIMIT)?;
+        sleep(REST);
+        let after = self.counters()?;
+        let frames = after.frames - before.frames;
+        let number = |value: &Value| value.as_u64().and_then(|value| u32::try_from(value).ok());
+        match (
+            number(&answer["steady"]["tx"]),
+            answer["steady"]["elapsed_us"].as_u64(),
+        ) {
+            (Some(steady @ 1..), Some(elapsed)) if answer["tx"] == frames => Ok(Part {
+                frames_per_second: per_second(steady, Duration::from_micros(elapsed)),
+                frames: u32::try_from(frames).unwrap_or(u32::MAX),
+                kicks: after.kicks - before.kicks,
+                exits: after.exits - before.exits,
+            }),
+            _ => {
+                let why = format!("its device took {frames} frames: {answer}");
+                Err(Error::invalid("the guest", why))
+            }
         }
-        Ok(Part {
-            frames,
-            elapsed,
-            kicks: difference(|counters| counters.kicks),
-            exits: difference(|counters| counters.exits),
-        })
     }
 
     fn counters(&self) -> Result<Counters> {
         let frames = traffic::packets(&self.device)?.transmitted;
-        let Some(api) = &self.api else {
-            return Ok(Counters {
-                frames,
-                kicks: 0,
-                exits: 0,
-            });
-        };
-        let metrics = api.get("/v1/metrics")?;
-        Ok(Counters {
+        let mut counters = Counters {
             frames,
+            ..Counters::default()
+        };
+        if let Some(api) = &self.api {
+            let metrics = api.get("/v1/metrics")?;
+            let value = |name: &str| metric(&metrics, name);
             // A VM without an IOMMU has none.
-            kicks: metric(&metrics, "bellhop_iommu_total{what=\"kicks\"}").unwrap_or(0),
-            exits: metric(&metrics, "bellhop_kvm_total{counter=\"mmio_exits\"}")
-                .ok_or_else(|| Error::invalid("the metrics", "they have no mmio_exits"))?,
-        })
+            counters.kicks = value("bellhop_iommu_total{what=\"kicks\"}").unwrap_or(0);
+            counters.exits = value("bellhop_kvm_total{counter=\"mmio_exits\"}")
+                .ok_or_else(|| Error::invalid("the metrics", "they have no mmio_exits"))?;
+        }
+        Ok(counters)
     }
 
     /// Switches the guest off.
@@ -244,7 +238,7 @@ impl Sender {
 }
 
 /// Counters since the guest's boot.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Default)]
 struct Counters {
     frames: u64,
     kicks: u64,

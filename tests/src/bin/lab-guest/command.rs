@@ -34,9 +34,9 @@
 //!   flood; with 0, as fast as possible.
 //! * `channels N [NIC]`: uses N queue pairs, as `ethtool -L NIC combined N` does.
 //! * `rings RX TX [NIC]`: sets the sizes of the NIC's rings, as `ethtool -G NIC rx RX tx TX` does.
-//! * `vfio-on [NIC]`: takes the NIC from the kernel and drives it in this process, with addresses
-//!   of its own behind the IOMMU, or physical ones without an IOMMU. Until `vfio-off`, `frames` and
-//!   `flood` take `vfio` for this NIC.
+//! * `vfio-on [NIC]`: takes the NIC from the kernel and drives it in this process. Its addresses
+//!   are its own behind an IOMMU, and physical ones without. Until `vfio-off`, `frames` and `flood`
+//!   take `vfio` for this NIC.
 //! * `vfio-off`: gives the NIC back to the kernel; `up` brings it up.
 //! * `processors`: prints the topology and features of the processors.
 //! * `memory-check MIB`: writes a pattern to this much memory, verifies it, and prints the memory's

@@ -125,6 +125,9 @@ pub(crate) struct Flooded {
 /// frames.
 const TAIL: Duration = Duration::from_secs(1);
 
+/// The part of a flood in which the queue may fill: one of this many.
+const FILLING: u32 = 4;
+
 /// `flood`: sends for a while without waiting for frames to return. A peer need not return frames,
 /// so none count as lost. The peer may send too, so the command first reports that it listens.
 pub(crate) fn flood(
@@ -136,8 +139,8 @@ pub(crate) fn flood(
     let before = info::statistics(nic);
     let peer = flooded.map(|flooded| flooded.peer);
     let run = Run::new(nic, size, MAXIMUM_COUNT, peer)?;
-    let (totals, elapsed) = run.flood(nic, duration, flooded)?;
-    Ok(described(nic, totals.to_json(), elapsed, &before))
+    let flood = run.flood(nic, duration, flooded)?;
+    Ok(described(nic, flood.to_json(), flood.elapsed, &before))
 }
 
 /// Like [`flood`], for a NIC that the kernel does not drive. `link`, `own` and `maximum` are as in
@@ -152,8 +155,27 @@ pub(crate) fn flood_over(
 ) -> Result<Value> {
     let peer = flooded.map(|flooded| flooded.peer);
     let run = Run::over(link, own, maximum, size, MAXIMUM_COUNT, peer)?;
-    let (totals, _) = run.flood(nic, duration, flooded)?;
-    Ok(totals.to_json())
+    let flood = run.flood(nic, duration, flooded)?;
+    Ok(flood.to_json())
+}
+
+/// The totals of a flood.
+struct Flood {
+    totals: Totals,
+    elapsed: Duration,
+    /// Frames and time after the queue has filled. Then a frame is sent when an earlier one leaves,
+    /// so this is the device's rate.
+    steady: (u64, Duration),
+}
+
+impl Flood {
+    fn to_json(&self) -> Value {
+        let (sent, elapsed) = self.steady;
+        let elapsed = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        let mut value = self.totals.to_json();
+        value["steady"] = json!({ "tx": sent, "elapsed_us": elapsed });
+        value
+    }
 }
 
 /// One run of a flood, which ends when its control requests it or the NIC goes away.
@@ -488,13 +510,8 @@ impl<L: Link> Run<L> {
         Ok(())
     }
 
-    /// Sends for a while, as [`flood`] says, and returns the duration of that.
-    fn flood(
-        mut self,
-        nic: &str,
-        duration: Duration,
-        flooded: Option<Flooded>,
-    ) -> Result<(Totals, Duration)> {
+    /// Sends for a while, as [`flood`] says.
+    fn flood(mut self, nic: &str, duration: Duration, flooded: Option<Flooded>) -> Result<Flood> {
         let until = flooded.and_then(|flooded| flooded.until);
         let rate = flooded.and_then(|flooded| flooded.rate);
         self.expects_back = flooded.is_none();
@@ -504,18 +521,27 @@ impl<L: Link> Run<L> {
         let started = Instant::now();
         let mut heard = 0;
         let mut heard_all = None;
-        let running = |received| {
+        let mut running = |received, duration| {
             heard += received;
             if until.is_some_and(|until| heard >= until) {
                 heard_all.get_or_insert_with(Instant::now);
             }
             started.elapsed() < duration && heard_all.is_none_or(|at| at.elapsed() < TAIL)
         };
+        let mut filled = (0, Duration::ZERO);
         match rate {
-            Some(rate) => self.drip(Duration::from_secs(1) / rate.get(), running)?,
-            None => self.pour(running)?,
+            Some(rate) => {
+                let interval = Duration::from_secs(1) / rate.get();
+                self.drip(interval, |received| running(received, duration))?;
+            }
+            None => {
+                self.pour(|received| running(received, duration / FILLING))?;
+                filled = (self.totals.sent, started.elapsed());
+                self.pour(|received| running(received, duration))?;
+            }
         }
         let elapsed = started.elapsed();
+        let steady = (self.totals.sent - filled.0, elapsed - filled.1);
         // A peer's own frames may never end.
         if flooded.is_none() {
             self.drain()?;
@@ -524,7 +550,11 @@ impl<L: Link> Run<L> {
         if flooded.is_some() {
             totals.lost = 0;
         }
-        Ok((totals, elapsed))
+        Ok(Flood {
+            totals,
+            elapsed,
+            steady,
+        })
     }
 
     /// Like [`Run::pour`], with a frame each `interval`, and the next few at once after a stop.

@@ -3,7 +3,7 @@
 //! IOMMU it uses physical addresses.
 //!
 //! ```text
-//!   frames … vfio ──> Driver ──> rings of one page each, frames in 64 pieces of 2 MiB
+//!   frames … vfio ──> Driver ──> rings in one buffer, frames in 64 pieces of 2 MiB
 //!                        │           └─ mapped by VFIO (group) at addresses that it chooses,
 //!                        │              or locked where they are (physical)
 //!                        └─> registers, doorbells (function)
@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use vdpa::memory::{DmaRegion as _, SharedBuffer};
+use vdpa::memory::SharedBuffer;
 use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, RingFormat, RingLayout};
 use vm_memory::{MmapRegion, VolatileMemory as _};
 
@@ -38,14 +38,14 @@ pub(crate) const NIC: &str = "vfio";
 const RECEIVE: u16 = 0;
 const TRANSMIT: u16 = 1;
 
-/// Most entries of a ring, which then fits into a page. Each entry is a buffer.
-const ENTRIES: u16 = 128;
+/// Most entries of a ring. Each entry is a buffer.
+const ENTRIES: u16 = 256;
 
 /// Bytes of a frame's header (virtio 1.3, 5.1.6), and the same as a number of the ring.
 const HEADER: [u8; 12] = [0; 12];
 const HEADER_LEN: u32 = 12;
 
-/// Pieces of memory for frames, and the bytes of each: one large page.
+/// Pieces of memory for frames, and the bytes of each: one large page. The rings have one, too.
 const PIECES: u16 = 64;
 const PIECE: u64 = 2 << 20;
 
@@ -122,8 +122,8 @@ pub(crate) fn stop() -> Result<Value> {
     let driver = driver().take().ok_or_else(off)?;
     driver.function.reset()?;
     let access = driver.function.access();
-    for (iova, len) in &driver.mapped {
-        access.unmap(*iova, *len)?;
+    for iova in &driver.mapped {
+        access.unmap(*iova, PIECE)?;
     }
     let path = access.function().to_path_buf();
     // The kernel's driver gets the function only after the last descriptor is closed.
@@ -211,8 +211,9 @@ struct Queue {
 }
 
 impl Queue {
-    fn new(index: u16, memory: SharedBuffer, entries: u16) -> Result<Self> {
-        let ring = DriverQueue::new(Arc::new(memory), entries, 0, RingFeatures::default());
+    fn new(index: u16, rings: &Arc<SharedBuffer>, layout: RingLayout, offset: u64) -> Result<Self> {
+        let (entries, features) = (layout.entries(), RingFeatures::default());
+        let ring = DriverQueue::new(Arc::clone(rings), entries, offset, features);
         let mut ring = ring.map_err(ring_failed)?;
         ring.set_interrupts(false).map_err(ring_failed)?;
         Ok(Self {
@@ -241,17 +242,16 @@ impl Queue {
     }
 }
 
-/// Maps memory for a ring of this many bytes for the device.
-fn ring_memory(access: &Access, size: u64, queue: u16) -> Result<SharedBuffer> {
+/// Maps memory for the rings for the device.
+fn ring_memory(access: &Access) -> Result<SharedBuffer> {
     let mut failed = None;
-    let memory = SharedBuffer::placed(size, |host| {
-        let chosen = RINGS + u64::from(queue) * size;
+    let memory = SharedBuffer::placed(PIECE, |host| {
         // SAFETY: rings are accessed as volatile. The driver resets the device before it drops
         // them.
-        let mapped = unsafe { access.map(host.first(), size, chosen) };
+        let mapped = unsafe { access.map(host.first(), PIECE, RINGS) };
         mapped.unwrap_or_else(|error| {
             failed = Some(error);
-            chosen
+            RINGS
         })
     });
     match failed {
@@ -270,8 +270,8 @@ struct Driver {
     transmit: Queue,
     kicks: u64,
     buffers: Buffers,
-    /// What the device reaches: addresses and bytes.
-    mapped: Vec<(u64, u64)>,
+    /// The addresses at which the device reaches a piece of memory.
+    mapped: Vec<u64>,
 }
 
 impl Driver {
@@ -282,15 +282,16 @@ impl Driver {
         let entries = function.entries(RECEIVE)?.min(function.entries(TRANSMIT)?);
         let layout = RingLayout::new(RingFormat::Split, entries.min(ENTRIES));
         let layout = layout.map_err(ring_failed)?;
-        let mut mapped: Vec<_> = buffers.iovas.iter().map(|iova| (*iova, PIECE)).collect();
-        let mut queue = |index: u16| {
-            let memory = ring_memory(function.access(), layout.size(), index)?;
-            mapped.push((memory.range().first(), memory.size()));
-            let mut queue = Queue::new(index, memory, layout.entries())?;
+        let rings = Arc::new(ring_memory(function.access())?);
+        let start = rings.range().first();
+        let mapped = buffers.iovas.iter().copied().chain([start]).collect();
+        let queue = |index, offset| {
+            let mut queue = Queue::new(index, &rings, layout, offset)?;
             queue.doorbell = function.set_queue(index, &queue.ring)?;
             Ok::<_, Error>(queue)
         };
-        let (receive, transmit) = (queue(RECEIVE)?, queue(TRANSMIT)?);
+        let receive = queue(RECEIVE, 0)?;
+        let transmit = queue(TRANSMIT, layout.size())?;
         function.set_ready()?;
         let mut driver = Self {
             function,
@@ -390,8 +391,7 @@ mod tests {
         // Guest RAM of the tests lies below.
         const { assert!(FIRST_PIECE >= 1 << 32) };
         assert!(Buffers::chosen_iova(0) + PIECE <= RINGS);
-        // Physical addresses of several pages need not be adjacent.
         let ring = RingLayout::new(RingFormat::Split, ENTRIES).unwrap();
-        assert_eq!(ring.size(), 4096);
+        assert!(2 * ring.size() <= PIECE);
     }
 }

@@ -1,5 +1,5 @@
-//! The registers of a modern virtio network function (virtio 1.3, 4.1.4 and 5.1.4), mapped into this
-//! process.
+//! The registers of a modern virtio network function (virtio 1.3, 4.1.4 and 5.1.4), mapped into
+//! this process.
 //!
 //! This module knows registers and the order of a start, not rings or frames.
 

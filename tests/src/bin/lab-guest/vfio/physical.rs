@@ -22,12 +22,16 @@ const PAGE: u64 = 4096;
 /// With 0, the kernel moves no locked page.
 const COMPACTION: &str = "/proc/sys/vm/compact_unevictable_allowed";
 
+/// With "always", shared memory of this process consists of large pages.
+const SHARED_LARGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
 /// A function that no driver has.
 pub(super) struct Physical(PathBuf);
 
 impl Physical {
     pub(super) fn open(function: &Path) -> Result<Self> {
         files::write(Path::new(COMPACTION), "0")?;
+        files::write(Path::new(SHARED_LARGE_PAGES), "always")?;
         Ok(Self(function.to_path_buf()))
     }
 
