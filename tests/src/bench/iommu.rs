@@ -35,12 +35,6 @@ pub(super) fn measure(arguments: &IommuArguments) -> Result<()> {
     let theirs = |setup| Sender::qemu(&qemu, "iommu-b", setup);
     let plain = |setup| Sender::bellhop("iommu-b", setup);
     let measured = Measured {
-        passthrough: compare(
-            "passthrough",
-            rounds,
-            ours(Setup::Passthrough)?,
-            plain(Setup::Plain)?,
-        )?,
         userspace: compare(
             "userspace",
             rounds,
@@ -53,6 +47,12 @@ pub(super) fn measure(arguments: &IommuArguments) -> Result<()> {
             rounds,
             ours(Setup::Strict)?,
             theirs(Setup::Strict)?,
+        )?,
+        passthrough: compare(
+            "passthrough",
+            rounds,
+            ours(Setup::Passthrough)?,
+            plain(Setup::Plain)?,
         )?,
     };
     measured.show(rounds);

@@ -34,11 +34,11 @@ const SENDING: u64 = 4;
 const REST: Duration = Duration::from_millis(300);
 
 /// How long the guest may take for its answer.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// How long a boot may be silent, and how long the NIC's driver may wait for the IOMMU's.
-const SILENCE: Duration = Duration::from_secs(60);
-const PROBE_LIMIT: Duration = Duration::from_secs(30);
+const SILENCE: Duration = Duration::from_secs(240);
+const PROBE_LIMIT: Duration = Duration::from_secs(120);
 
 /// What stands between the guest's driver and its NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -247,7 +247,9 @@ struct Counters {
 
 /// Both VMMs' guest: Debian's kernel, as the small one has no driver for the IOMMU.
 fn guest_of(setup: Setup) -> Result<BellhopArguments> {
-    let arguments = BellhopArguments::stock()?.cmdline(setup.kernel_words());
+    let arguments = BellhopArguments::stock()?
+        .cmdline(setup.kernel_words())
+        .silence(SILENCE);
     Ok(match setup {
         // The application has 128 MiB of large pages.
         Setup::Userspace | Setup::PlainUserspace => arguments.memory("512M"),
