@@ -34,26 +34,18 @@ pub(super) fn measure(arguments: &IommuArguments) -> Result<()> {
     let ours = |setup| Sender::bellhop("iommu-a", setup);
     let theirs = |setup| Sender::qemu(&qemu, "iommu-b", setup);
     let plain = |setup| Sender::bellhop("iommu-b", setup);
+    let lazy = compare("lazy", rounds, ours(Setup::Lazy)?, theirs(Setup::Lazy)?)?;
+    let strict = (ours(Setup::Strict)?, theirs(Setup::Strict)?);
+    let strict = compare("strict", rounds, strict.0, strict.1)?;
+    let userspace = (ours(Setup::Userspace)?, plain(Setup::PlainUserspace)?);
+    let userspace = compare("userspace", rounds, userspace.0, userspace.1)?;
+    let passthrough = (ours(Setup::Passthrough)?, plain(Setup::Plain)?);
+    let passthrough = compare("passthrough", rounds, passthrough.0, passthrough.1)?;
     let measured = Measured {
-        userspace: compare(
-            "userspace",
-            rounds,
-            ours(Setup::Userspace)?,
-            plain(Setup::PlainUserspace)?,
-        )?,
-        lazy: compare("lazy", rounds, ours(Setup::Lazy)?, theirs(Setup::Lazy)?)?,
-        strict: compare(
-            "strict",
-            rounds,
-            ours(Setup::Strict)?,
-            theirs(Setup::Strict)?,
-        )?,
-        passthrough: compare(
-            "passthrough",
-            rounds,
-            ours(Setup::Passthrough)?,
-            plain(Setup::Plain)?,
-        )?,
+        passthrough,
+        userspace,
+        lazy,
+        strict,
     };
     measured.show(rounds);
     print_json(arguments.common.json, &measured.report())

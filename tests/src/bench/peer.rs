@@ -8,6 +8,11 @@ use std::process::Command;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
+/// Options of a NIC behind an IOMMU. QEMU shadows the control queue of a device with two address
+/// spaces, and refuses to shadow behind an IOMMU. So the NIC has none, nor features that need one.
+const BEHIND_IOMMU: &str = ",iommu_platform=on,disable-legacy=on,ctrl_vq=off,ctrl_mac_addr=off,\
+                            ctrl_rx=off,ctrl_vlan=off,ctrl_guest_offloads=off,guest_announce=off";
+
 /// The guest's NIC.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Nic<'a> {
@@ -44,7 +49,7 @@ pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) ->
     machine(&mut command);
     let behind = if nic.iommu {
         command.args(["-device", "virtio-iommu-pci"]);
-        ",iommu_platform=on,disable-legacy=on"
+        BEHIND_IOMMU
     } else {
         ""
     };

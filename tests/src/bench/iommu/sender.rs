@@ -14,6 +14,7 @@ use super::super::peer::{self, Nic};
 use crate::api::Client;
 use crate::error::{Error, Result};
 use crate::figures::per_second;
+use crate::files;
 use crate::guest::{BellhopArguments, Guest};
 use crate::sim::SimDevice;
 use crate::temp_path::TempPath;
@@ -35,6 +36,9 @@ const REST: Duration = Duration::from_millis(300);
 
 /// How long the guest may take for its answer.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// Lines of the console in an error, where a VMM reports its own.
+const SHOWN: usize = 30;
 
 /// How long a boot may be silent, and how long the NIC's driver may wait for the IOMMU's.
 const SILENCE: Duration = Duration::from_secs(240);
@@ -205,7 +209,9 @@ impl Sender {
                 exits: after.exits - before.exits,
             }),
             _ => {
-                let why = format!("its device took {frames} frames: {answer}");
+                let console = self.guest.console();
+                let console = files::last_lines(&console, SHOWN);
+                let why = format!("its device took {frames} frames: {answer}\n{console}");
                 Err(Error::invalid("the guest", why))
             }
         }
