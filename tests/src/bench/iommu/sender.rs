@@ -1,8 +1,8 @@
 //! A guest that sends frames as fast as it can, and the counters around that.
 //!
 //! The frames go to an address that no device has. So the simulator takes them and sends none back,
-//! and the guest maps one buffer for each frame. The guest measures its rate once its queue is full.
-//! The device must count as many frames as the guest has sent.
+//! and the guest maps one buffer for each frame. The guest measures its rate once its queue is
+//! full. The device must count as many frames as the guest has sent.
 
 use std::path::Path;
 use std::thread::sleep;
