@@ -28,19 +28,28 @@ const MAPPING: Mapping = Mapping {
 
 pub(super) fn measure(arguments: &IommuArguments) -> Result<()> {
     sim::require_lab()?;
-    let qemu = peer::qemu()?;
+    let qemu = if arguments.without_qemu {
+        None
+    } else {
+        Some(peer::qemu()?)
+    };
     let _mapping = OtherMapping::load(MAPPING)?;
     let rounds = arguments.rounds;
     let ours = |setup| Sender::bellhop("iommu-a", setup);
-    let theirs = |setup| Sender::qemu(&qemu, "iommu-b", setup);
-    let plain = |setup| Sender::bellhop("iommu-b", setup);
-    let lazy = compare("lazy", rounds, ours(Setup::Lazy)?, theirs(Setup::Lazy)?)?;
-    let strict = (ours(Setup::Strict)?, theirs(Setup::Strict)?);
-    let strict = compare("strict", rounds, strict.0, strict.1)?;
-    let userspace = (ours(Setup::Userspace)?, plain(Setup::PlainUserspace)?);
-    let userspace = compare("userspace", rounds, userspace.0, userspace.1)?;
+    let plain = |setup| Sender::bellhop("iommu-b", setup).map(Some);
+    let theirs = |setup| {
+        let qemu = qemu.as_deref();
+        qemu.map(|qemu| Sender::qemu(qemu, "iommu-b", setup))
+            .transpose()
+    };
     let passthrough = (ours(Setup::Passthrough)?, plain(Setup::Plain)?);
-    let passthrough = compare("passthrough", rounds, passthrough.0, passthrough.1)?;
+    let passthrough = compare("passthrough", rounds, passthrough)?;
+    let userspace = (ours(Setup::Userspace)?, plain(Setup::PlainUserspace)?);
+    let userspace = compare("userspace", rounds, userspace)?;
+    let lazy = (ours(Setup::Lazy)?, theirs(Setup::Lazy)?);
+    let lazy = compare("lazy", rounds, lazy)?;
+    let strict = (ours(Setup::Strict)?, theirs(Setup::Strict)?);
+    let strict = compare("strict", rounds, strict)?;
     let measured = Measured {
         passthrough,
         userspace,
@@ -58,27 +67,35 @@ struct Compared {
     others: Vec<Part>,
 }
 
-/// Measures two guests in turn, and switches them off.
-fn compare(what: &str, rounds: u32, mut ours: Sender, mut other: Sender) -> Result<Compared> {
+/// Measures two guests in turn, or one without the other, and switches them off.
+fn compare(
+    what: &str,
+    rounds: u32,
+    (mut ours, mut other): (Sender, Option<Sender>),
+) -> Result<Compared> {
     let mut compared = Compared::default();
     for round in 1..=rounds {
-        let (own, others) = if round % 2 == 1 {
-            let own = ours.part()?;
-            (own, other.part()?)
-        } else {
-            let others = other.part()?;
-            (ours.part()?, others)
-        };
-        eprintln!(
-            "  {what}, round {round} of {rounds}: {:.0} and {:.0} frames/s; {} frames, {} kicks, \
-             {} exits",
-            own.frames_per_second, others.frames_per_second, own.frames, own.kicks, own.exits,
-        );
-        compared.ours.push(own);
-        compared.others.push(others);
+        let others = other.as_mut().zip(Some(&mut compared.others));
+        let mut turns = [Some((&mut ours, &mut compared.ours)), others];
+        if round % 2 == 0 {
+            turns.reverse();
+        }
+        for (sender, parts) in turns.into_iter().flatten() {
+            let part = sender.part()?;
+            eprintln!(
+                "  {what}, round {round} of {rounds}, {}: {:.0} frames/s; {} frames, {} kicks, \
+                 {} exits",
+                sender.name(),
+                part.frames_per_second,
+                part.frames,
+                part.kicks,
+                part.exits,
+            );
+            parts.push(part);
+        }
     }
     ours.power_off()?;
-    other.power_off()?;
+    other.map_or(Ok(()), Sender::power_off)?;
     Ok(compared)
 }
 
@@ -95,11 +112,11 @@ fn per_frame(events: u64, part: &Part) -> f64 {
 }
 
 impl Compared {
-    /// Frames per second, ours relative to the other's.
-    fn ratio(&self) -> f64 {
+    /// Frames per second, ours relative to the other's; `None` without another.
+    fn ratio(&self) -> Option<f64> {
         let ours = each(&self.ours, |part| part.frames_per_second);
         let others = each(&self.others, |part| part.frames_per_second);
-        median(&ratios(&ours, &others))
+        (!others.is_empty()).then(|| rounded(median(&ratios(&ours, &others)), 3))
     }
 
     fn exits_per_frame(&self) -> f64 {
@@ -123,10 +140,10 @@ struct Measured {
 /// The keys of `--json`: medians.
 #[derive(Debug, Serialize)]
 struct Report {
-    passthrough_ratio: f64,
-    static_ratio: f64,
-    lazy_ratio_qemu: f64,
-    strict_ratio_qemu: f64,
+    passthrough_ratio: Option<f64>,
+    static_ratio: Option<f64>,
+    lazy_ratio_qemu: Option<f64>,
+    strict_ratio_qemu: Option<f64>,
     exits_per_frame_lazy: f64,
     exits_per_frame_strict: f64,
 }
@@ -134,10 +151,10 @@ struct Report {
 impl Measured {
     fn report(&self) -> Report {
         Report {
-            passthrough_ratio: rounded(self.passthrough.ratio(), 3),
-            static_ratio: rounded(self.userspace.ratio(), 3),
-            lazy_ratio_qemu: rounded(self.lazy.ratio(), 2),
-            strict_ratio_qemu: rounded(self.strict.ratio(), 2),
+            passthrough_ratio: self.passthrough.ratio(),
+            static_ratio: self.userspace.ratio(),
+            lazy_ratio_qemu: self.lazy.ratio(),
+            strict_ratio_qemu: self.strict.ratio(),
             exits_per_frame_lazy: rounded(self.lazy.exits_per_frame(), 3),
             exits_per_frame_strict: rounded(self.strict.exits_per_frame(), 3),
         }
@@ -156,11 +173,12 @@ impl Measured {
             ("the guest unmaps lazily; QEMU", &self.lazy),
             ("the guest unmaps at once; QEMU", &self.strict),
         ] {
+            let ratio = compared.ratio();
+            let ratio = ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
             eprintln!(
-                "  {what:<42} {:>9.0} {:>9.0} {:>7.3} {:>7.3} {:>7.3}",
+                "  {what:<42} {:>9.0} {:>9.0} {ratio:>7} {:>7.3} {:>7.3}",
                 median(&each(&compared.ours, |part| part.frames_per_second)),
                 median(&each(&compared.others, |part| part.frames_per_second)),
-                compared.ratio(),
                 compared.exits_per_frame(),
                 compared.kicks_per_frame(),
             );
@@ -192,13 +210,16 @@ mod tests {
             passthrough: compared(),
             userspace: compared(),
             lazy: compared(),
-            strict: compared(),
+            strict: Compared {
+                others: Vec::new(),
+                ..compared()
+            },
         };
         let report = serde_json::to_string(&measured.report()).unwrap();
         assert_eq!(
             report,
             "{\"passthrough_ratio\":2.0,\"static_ratio\":2.0,\"lazy_ratio_qemu\":2.0,\
-             \"strict_ratio_qemu\":2.0,\"exits_per_frame_lazy\":2.01,\
+             \"strict_ratio_qemu\":null,\"exits_per_frame_lazy\":2.01,\
              \"exits_per_frame_strict\":2.01}"
         );
     }

@@ -86,6 +86,9 @@ pub struct IommuArguments {
     /// Rounds of each comparison, of which the medians are taken
     #[arg(long, default_value_t = 9, value_parser = value_parser!(u32).range(1..=100))]
     pub rounds: u32,
+    /// Leave QEMU out; the ratios to it are null
+    #[arg(long)]
+    pub without_qemu: bool,
 }
 
 /// Arguments of `cargo lab bench mgmt`.

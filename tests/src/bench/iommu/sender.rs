@@ -185,6 +185,11 @@ impl Sender {
         Ok(())
     }
 
+    /// The name of its device.
+    pub(super) fn name(&self) -> &str {
+        self.device.name()
+    }
+
     /// Lets the guest send for some seconds.
     ///
     /// # Errors
