@@ -95,7 +95,11 @@ pub struct VmConfig {
     pub ring_watch: RingWatch,
     /// A virtio-iommu, with which the guest decides what its vDPA devices reach. Null: only if a
     /// device has `iommu`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "iommu::table_or_null",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub iommu: Option<IommuConfig>,
 }
 

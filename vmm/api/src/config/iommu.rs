@@ -1,7 +1,9 @@
 //! The IOMMU that a guest's driver controls.
 
+use std::fmt;
 use std::str::FromStr;
 
+use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -33,6 +35,31 @@ impl Default for IommuConfig {
 
 fn on() -> bool {
     true
+}
+
+/// Reads a table or null. The derived function also accepts a list: all fields have defaults.
+pub(super) fn table_or_null<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<IommuConfig>, D::Error> {
+    struct TableOrNull;
+
+    impl<'de> Visitor<'de> for TableOrNull {
+        type Value = Option<IommuConfig>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a table with boot_bypass and mappings")
+        }
+
+        fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            IommuConfig::deserialize(de::value::MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+
+    deserializer.deserialize_any(TableOrNull)
 }
 
 impl FromStr for IommuConfig {
