@@ -27,6 +27,7 @@
 mod support;
 
 use std::time::{Duration, Instant};
+use vdpa::iova::DeviceAddress;
 
 use devices::virtio::backend::{Backend as _, QueueChange};
 use lab::labnic::{Labnic, trouble};
@@ -232,7 +233,7 @@ fn no_ring_lies_in_the_window() {
                         &mut addresses.descriptor,
                         &mut addresses.driver,
                         &mut addresses.device,
-                    ][area] = place;
+                    ][area] = DeviceAddress(place);
                     hostile.backend.negotiate(hostile.features).unwrap();
                     let error = hostile.backend.activate(activation).unwrap_err();
                     assert!(chain(&error).contains("outside"), "{}", chain(&error));
@@ -250,7 +251,7 @@ fn no_ring_lies_in_the_window() {
                 &mut queue.addresses.descriptor,
                 &mut queue.addresses.driver,
                 &mut queue.addresses.device,
-            ][area] = CONTROL_QUEUE;
+            ][area] = DeviceAddress(CONTROL_QUEUE);
             let error = hostile.backend.change(QueueChange::Enable(queue));
             let error = error.unwrap_err();
             assert!(chain(&error).contains("outside"), "{}", chain(&error));

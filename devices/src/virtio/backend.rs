@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use vdpa::iova::IovaRange;
+use vdpa::iova::{DeviceAddress, IovaRange};
 use vdpa::memory::{AddressSpace, Change, DeviceMemory, GuestMemory};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -36,11 +36,11 @@ pub struct QueueAddresses {
     /// Entries: a power of two for split rings, never above the offered maximum.
     pub size: u16,
     /// Descriptor Area.
-    pub descriptor: u64,
+    pub descriptor: DeviceAddress,
     /// Driver Area (avail ring, or driver event suppression).
-    pub driver: u64,
+    pub driver: DeviceAddress,
     /// Device Area (used ring, or device event suppression).
-    pub device: u64,
+    pub device: DeviceAddress,
 }
 
 /// An enabled virtqueue at activation.

@@ -132,14 +132,14 @@ impl Rig {
         let features: u64 = bits.map(|(_, bit)| 1u64 << bit).sum();
         device.activate(driver.activation(features)).unwrap();
         let own = if packed {
-            let ring = driver.addresses.descriptor;
-            let suppression = driver.addresses.device;
+            let ring = driver.addresses.descriptor.0;
+            let suppression = driver.addresses.device.0;
             Vec::from([
                 ring..ring + 16 * u64::from(SIZE),
                 suppression..suppression + 4,
             ])
         } else {
-            let used = driver.addresses.device;
+            let used = driver.addresses.device.0;
             std::iter::once(used..used + 6 + 8 * u64::from(SIZE)).collect()
         };
         Self {
@@ -205,7 +205,7 @@ impl Rig {
                 let (base, size) = if in_table {
                     (TABLE, TABLE_SIZE)
                 } else {
-                    (self.driver.addresses.descriptor, SIZE)
+                    (self.driver.addresses.descriptor.0, SIZE)
                 };
                 let at = base + 16 * u64::from(slot % size);
                 self.put_descriptor(at, address, len, flags, next);
@@ -213,13 +213,13 @@ impl Rig {
             Step::Publish(head) => {
                 let slot = u64::from(self.avail % SIZE);
                 let ring = self.driver.addresses.driver;
-                self.put(ring + 4 + 2 * slot, &head.to_le_bytes());
+                self.put((ring + 4 + 2 * slot).0, &head.to_le_bytes());
                 self.run(Step::AvailIndex(self.avail.wrapping_add(1)));
             }
             Step::AvailIndex(index) => {
                 self.avail = index;
                 let ring = self.driver.addresses.driver;
-                self.put(ring + 2, &index.to_le_bytes());
+                self.put((ring + 2).0, &index.to_le_bytes());
             }
             Step::Suppress(flags, event) => {
                 let ring = self.driver.addresses.driver;
@@ -228,8 +228,8 @@ impl Rig {
                 } else {
                     (ring, ring + 4 + 2 * u64::from(SIZE))
                 };
-                self.put(first, &flags.to_le_bytes());
-                self.put(second, &event.to_le_bytes());
+                self.put(first.0, &flags.to_le_bytes());
+                self.put(second.0, &event.to_le_bytes());
             }
             Step::Header { slot, kind, sector } => {
                 let mut bytes = kind.to_le_bytes().to_vec();

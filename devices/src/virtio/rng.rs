@@ -110,7 +110,7 @@ fn fill(chain: &Chain, memory: &DeviceMemory) -> u32 {
             .len()
             .min(usize::try_from(piece.len).unwrap_or(MAX_BYTES));
         let (now, later) = rest.split_at(len);
-        if memory.write_slice(now, GuestAddress(piece.iova)).is_err() {
+        if memory.write_slice(now, GuestAddress(piece.iova.0)).is_err() {
             break;
         }
         written = written.saturating_add(u32::try_from(len).unwrap_or(0));

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+use vdpa::iova::DeviceAddress;
 
 use devices::virtio::backend::{Activation, Backend as _, QueueChange};
 use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
@@ -111,10 +112,10 @@ fn a_ring_outside_guest_memory_does_not_start_the_device() {
             let mut activation = machine.activation();
             let addresses = &mut activation.queues[part].addresses;
             match part {
-                0 => addresses.descriptor = place,
-                1 => addresses.driver = place,
+                0 => addresses.descriptor = DeviceAddress(place),
+                1 => addresses.driver = DeviceAddress(place),
                 // The control queue, which the backend itself serves.
-                _ => addresses.device = place,
+                _ => addresses.device = DeviceAddress(place),
             }
             machine.backend.negotiate(machine.features).unwrap();
             let error = machine.backend.activate(activation).unwrap_err();

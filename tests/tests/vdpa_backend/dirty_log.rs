@@ -224,14 +224,14 @@ fn untracked_writes_are_marked_at_a_queue_reset() {
     exchange(&mut machine.nic, 5, &[MAC]);
     let used_ring = machine.nic.transmit.addresses.device;
     let untracked = machine.backend.untracked_writes();
-    assert!(untracked.iter().any(|(first, _)| *first == used_ring));
+    assert!(untracked.iter().any(|(first, _)| *first == used_ring.0));
     compare(&mut machine, 16, |machine| {
         exchange(&mut machine.nic, 20, &[MAC]);
         let change = QueueChange::Reset { index: TRANSMIT };
         machine.backend.change(change).unwrap();
         assert_eq!(machine.backend.untracked_writes(), []);
     });
-    assert!(is_dirty(&machine.memory, used_ring));
+    assert!(is_dirty(&machine.memory, used_ring.0));
     machine.backend.reset();
     machine.start();
     exchange(&mut machine.nic, 20, &[MAC]);
@@ -286,7 +286,7 @@ fn a_guest_that_breaks_a_relayed_ring_must_reset() {
     machine.start();
     machine.backend.log_writes(true).unwrap();
     exchange(&mut machine.nic, 5, &[MAC]);
-    let available = GuestAddress(machine.nic.receive.addresses.driver + 2);
+    let available = GuestAddress((machine.nic.receive.addresses.driver + 2).0);
     machine
         .memory
         .write_obj(0x7fffu16.to_le(), available)

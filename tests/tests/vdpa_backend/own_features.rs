@@ -1,6 +1,7 @@
 //! Features of the VMM itself: the announcement and the reset of single queues.
 
 use std::time::{Duration, Instant};
+use vdpa::iova::DeviceAddress;
 
 use devices::virtio::backend::{Backend as _, Hardware as _, QueueChange};
 use lab::sim::SimDevice;
@@ -118,7 +119,7 @@ fn move_rings(ring: &mut Ring) {
         &mut ring.addresses.driver,
         &mut ring.addresses.device,
     ] {
-        *address ^= 0x8_0000;
+        address.0 ^= 0x8_0000;
     }
 }
 
@@ -137,7 +138,7 @@ fn resets_data_queues(net: &SimDevice) {
         let receive = machine.nic.receive.addresses;
         let used: u16 = machine
             .memory
-            .read_obj(GuestAddress(receive.device + 2))
+            .read_obj(GuestAddress((receive.device + 2).0))
             .unwrap();
         machine.nic.transmit.kick.write(1).unwrap();
         let _ = machine.nic.receive.call.read();
@@ -145,7 +146,7 @@ fn resets_data_queues(net: &SimDevice) {
         assert!(!interrupted, "an interrupt of a queue that was reset");
         let after: u16 = machine
             .memory
-            .read_obj(GuestAddress(receive.device + 2))
+            .read_obj(GuestAddress((receive.device + 2).0))
             .unwrap();
         assert_eq!(after, used);
         // The control queue continues to work.
@@ -239,15 +240,15 @@ fn a_hostile_driver_loses_its_device_and_nothing_else() {
     type Attack = fn(&mut Machine, u64);
     let attacks: [(Attack, &str); 5] = [
         (
-            |machine, place| machine.nic.transmit.addresses.descriptor = place,
+            |machine, place| machine.nic.transmit.addresses.descriptor = DeviceAddress(place),
             "outside",
         ),
         (
-            |machine, place| machine.nic.transmit.addresses.device = place,
+            |machine, place| machine.nic.transmit.addresses.device = DeviceAddress(place),
             "outside",
         ),
         (
-            |machine, _| machine.nic.transmit.addresses.driver = HIGH + REGION,
+            |machine, _| machine.nic.transmit.addresses.driver = DeviceAddress(HIGH + REGION),
             "outside",
         ),
         (

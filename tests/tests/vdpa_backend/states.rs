@@ -1,6 +1,7 @@
 //! The device's states, compared step by step with the kernel's view.
 
 use std::fs::File;
+use vdpa::iova::DeviceAddress;
 
 use vdpa::causes::in_one_line;
 use vdpa::device::{Device, State, VringBase, VringConfig};
@@ -86,7 +87,7 @@ fn rings_that_the_device_cannot_have_are_refused_by_us() {
     let error = refused(3, &good);
     assert_eq!(error.to_string(), "there is no queue 3: the device has 3");
     let mut outside = good;
-    outside.addresses.device = allowed[0].last() + 1;
+    outside.addresses.device = DeviceAddress(allowed[0].last() + 1);
     let error = refused(0, &outside);
     let text = in_one_line(&error);
     assert!(text.ends_with("outside the memory for rings"), "{text}");

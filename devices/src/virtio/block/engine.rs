@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use io_uring::register::Restriction;
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::DeviceMemory;
 use vdpa::ring::Piece;
 use vm_memory::bitmap::Bitmap;
@@ -86,7 +87,7 @@ pub(crate) struct Ticket {
     /// The head of its chain.
     pub(crate) head: u16,
     /// The address of its status byte.
-    pub(crate) status: GuestAddress,
+    pub(crate) status: DeviceAddress,
 }
 
 /// A finished operation.
@@ -122,7 +123,7 @@ impl Vectors {
     ) -> Result<Self, GuestMemoryError> {
         let mut vectors = Vec::with_capacity(data.len());
         for piece in data {
-            let address = GuestAddress(piece.iova);
+            let address = GuestAddress(piece.iova.0);
             let len = usize::try_from(piece.len)
                 .map_err(|_| GuestMemoryError::InvalidGuestAddress(address))?;
             for slice in memory.get_slices(address, len, access)? {
@@ -571,7 +572,7 @@ fn mark_dirty(memory: &DeviceMemory, data: &[Piece]) {
         let Ok(len) = usize::try_from(piece.len) else {
             continue;
         };
-        let address = GuestAddress(piece.iova);
+        let address = GuestAddress(piece.iova.0);
         let Ok(slices) = memory.get_slices(address, len, Permissions::Write) else {
             continue;
         };
@@ -598,7 +599,7 @@ mod tests {
         let slot = |done| Slot {
             ticket: Ticket {
                 head: 0,
-                status: GuestAddress(0),
+                status: DeviceAddress(0),
             },
             io: Io::Read(Transfer {
                 offset: 0,

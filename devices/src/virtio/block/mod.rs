@@ -259,7 +259,7 @@ fn write_id(
     for piece in data {
         let len = usize::try_from(piece.len).unwrap_or(ID_LEN);
         let (now, later) = rest.split_at(rest.len().min(len));
-        memory.write_slice(now, GuestAddress(piece.iova))?;
+        memory.write_slice(now, GuestAddress(piece.iova.0))?;
         rest = later;
     }
     Ok(u64::try_from(ID_LEN - rest.len()).unwrap_or(0))
@@ -283,8 +283,8 @@ fn answer(
     written: u64,
 ) -> Result<(), Error> {
     memory
-        .write_obj(status.byte(), ticket.status)
-        .map_err(|source| Error::ring(access(ticket.status.0)(source)))?;
+        .write_obj(status.byte(), GuestAddress(ticket.status.0))
+        .map_err(|source| Error::ring(access(ticket.status)(source)))?;
     // No overflow: a request is bounded by SEG_MAX * SIZE_MAX.
     let len = u32::try_from(written.saturating_add(1)).unwrap_or(u32::MAX);
     queue.push_used(ticket.head, len)

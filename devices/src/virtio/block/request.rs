@@ -11,6 +11,7 @@
 //! ```
 //! Descriptor boundaries inside that have no meaning (2.7.4).
 
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::DeviceMemory;
 use vdpa::ring::{Chain, Piece};
 use virtio_bindings::virtio_blk::{
@@ -99,8 +100,8 @@ impl Operation {
 pub(crate) struct Request {
     /// The head of its chain.
     pub(crate) head: u16,
-    /// Address of the status byte, in guest memory.
-    pub(crate) status: GuestAddress,
+    /// Address of the status byte.
+    pub(crate) status: DeviceAddress,
     /// The operation.
     pub(crate) operation: Operation,
 }
@@ -161,7 +162,7 @@ fn take_header(memory: &DeviceMemory, readable: &[Piece]) -> Option<([u8; HEADER
     for piece in readable {
         let len = missing.len().min(usize::try_from(piece.len).ok()?);
         let (now, later) = missing.split_at_mut(len);
-        memory.read_slice(now, GuestAddress(piece.iova)).ok()?;
+        memory.read_slice(now, GuestAddress(piece.iova.0)).ok()?;
         missing = later;
         let taken = u32::try_from(len).ok()?;
         if piece.len > taken {
@@ -176,10 +177,10 @@ fn take_header(memory: &DeviceMemory, readable: &[Piece]) -> Option<([u8; HEADER
 }
 
 /// Removes the last writable byte.
-fn take_status(mut writable: Vec<Piece>) -> Option<(Vec<Piece>, GuestAddress)> {
+fn take_status(mut writable: Vec<Piece>) -> Option<(Vec<Piece>, DeviceAddress)> {
     let last = writable.last_mut()?;
     let before = last.len.checked_sub(1)?;
-    let status = GuestAddress(last.iova.checked_add(u64::from(before))?);
+    let status = last.iova.checked_add(u64::from(before))?;
     last.len = before;
     if before == 0 {
         writable.pop();
@@ -224,7 +225,7 @@ mod tests {
 
     fn reads(iova: u64, len: u32) -> Piece {
         Piece {
-            iova,
+            iova: DeviceAddress(iova),
             len,
             direction: Direction::DeviceReads,
         }
@@ -232,7 +233,7 @@ mod tests {
 
     fn writes(iova: u64, len: u32) -> Piece {
         Piece {
-            iova,
+            iova: DeviceAddress(iova),
             len,
             direction: Direction::DeviceWrites,
         }
@@ -344,7 +345,7 @@ mod tests {
             pieces: header.chain(rest).collect(),
         };
         let request = parse(&memory, &chain, &LIMITS).unwrap();
-        assert_eq!(request.status, GuestAddress(BUFFERS + 0x2000 + 500));
+        assert_eq!(request.status, DeviceAddress(BUFFERS + 0x2000 + 500));
         assert_eq!(
             request.operation,
             Operation::Io(Io::Read(Transfer {

@@ -402,7 +402,7 @@ fn reset_with_io_in_flight_leaves_nothing_behind() {
     assert_eq!(block.process(KICK), Outcome::default());
     assert_eq!(driver.bytes(DATA, 512), [0; 512]);
     assert_eq!(driver.take_used(), None);
-    assert!(!driver.dirty(driver.addresses.device));
+    assert!(!driver.dirty(driver.addresses.device.0));
 }
 
 /// A request that hangs in its storage, with its buffers.

@@ -24,7 +24,7 @@
 use std::sync::Arc;
 
 use vdpa::iotlb::{Access, Iotlb, IotlbSink};
-use vdpa::iova::IovaRange;
+use vdpa::iova::{DeviceAddress, IovaRange};
 use vdpa::memory::{AddressSpace, Change, DeviceMemory, GuestMemory, GuestRegion, Mode, Piece};
 use vdpa::{Error as VdpaError, ErrorKind as Cause};
 
@@ -244,8 +244,9 @@ impl Translated for VdpaBackend {
             for change in changes {
                 if let Change::Unmap { range } = change {
                     let len = range.size().unwrap_or(u64::MAX);
-                    memory
-                        .for_each_written(range.first(), len, |gpa, len| written.push((gpa, len)));
+                    memory.for_each_written(DeviceAddress(range.first()), len, |gpa, len| {
+                        written.push((gpa, len))
+                    });
                 }
             }
             written

@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::{DmaRegion as _, SharedBuffer};
 use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, RingFormat, RingLayout};
 use vm_memory::{MmapRegion, VolatileMemory as _};
@@ -200,7 +201,7 @@ impl Queue {
 
     fn add(&mut self, buffer: u16, len: u32, direction: Direction) -> Result<()> {
         let piece = Piece {
-            iova: Buffers::iova_of(buffer),
+            iova: DeviceAddress(Buffers::iova_of(buffer)),
             len,
             direction,
         };

@@ -6,6 +6,7 @@
 //! hostile mode driver and device write anything into the rings: a pass ends, and the relay reports
 //! only guest memory.
 
+use crate::iova::DeviceAddress;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -122,7 +123,7 @@ pub(super) fn scribble(space: &Space, private: bool, at: u64, bytes: &[u8]) {
 pub(super) struct GuestOnly;
 
 impl Dirty for GuestOnly {
-    fn mark(&self, address: u64, len: u32) {
+    fn mark(&self, DeviceAddress(address): DeviceAddress, len: u32) {
         assert!(
             address.saturating_add(len.into()) <= 1 << 20,
             "{address:#x}"

@@ -1,5 +1,6 @@
 //! Tests of both sides against each other over one memory, and of each against a hostile peer.
 
+use crate::iova::DeviceAddress;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ fn features(event_idx: bool, in_order: bool) -> RingFeatures {
 
 fn reads(iova: u64, len: u32) -> Piece {
     Piece {
-        iova,
+        iova: DeviceAddress(iova),
         len,
         direction: Direction::DeviceReads,
     }
@@ -44,7 +45,7 @@ fn reads(iova: u64, len: u32) -> Piece {
 
 fn writes(iova: u64, len: u32) -> Piece {
     Piece {
-        iova,
+        iova: DeviceAddress(iova),
         len,
         direction: Direction::DeviceWrites,
     }

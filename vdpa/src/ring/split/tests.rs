@@ -1,5 +1,6 @@
 //! Tests of the queue against a model device, honest and hostile.
 
+use crate::iova::DeviceAddress;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -106,7 +107,7 @@ fn with(size: u16, features: RingFeatures) -> (DriverQueue, Model) {
 
 fn reads(iova: u64, len: u32) -> Piece {
     Piece {
-        iova,
+        iova: DeviceAddress(iova),
         len,
         direction: Direction::DeviceReads,
     }
@@ -114,7 +115,7 @@ fn reads(iova: u64, len: u32) -> Piece {
 
 fn writes(iova: u64, len: u32) -> Piece {
     Piece {
-        iova,
+        iova: DeviceAddress(iova),
         len,
         direction: Direction::DeviceWrites,
     }

@@ -1,6 +1,7 @@
 //! The registers that a guest finds, and the writes that have no effect.
 
 use std::sync::Arc;
+use vdpa::iova::DeviceAddress;
 
 use super::rig::{MAX_SIZES, Model, OFFER, PACKED, REFUSE, Rig, Shape, VERSION_1, WINDOW, reg};
 use crate::Error;
@@ -162,9 +163,9 @@ fn queue_size_after_activation_has_no_effect() {
     assert_eq!(activation.queues.len(), 1);
     let addresses = activation.queues[0].addresses;
     assert_eq!(addresses.size, 128);
-    assert_eq!(addresses.descriptor, 0x2000_0000_1000);
-    assert_eq!(addresses.driver, 0x4000_0000_3000);
-    assert_eq!(addresses.device, 0x6000_0000_5000);
+    assert_eq!(addresses.descriptor, DeviceAddress(0x2000_0000_1000));
+    assert_eq!(addresses.driver, DeviceAddress(0x4000_0000_3000));
+    assert_eq!(addresses.device, DeviceAddress(0x6000_0000_5000));
 }
 
 #[test]

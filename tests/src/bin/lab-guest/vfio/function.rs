@@ -175,7 +175,7 @@ impl Function {
             (QUEUE_DRIVER, areas.driver),
             (QUEUE_DEVICE, areas.device),
         ] {
-            let bytes = address.to_le_bytes();
+            let bytes = address.0.to_le_bytes();
             let (low, high) = bytes.split_at(4);
             self.write(register, low)?;
             self.write(register + 4, high)?;
