@@ -147,6 +147,21 @@ impl Areas {
             .map_err(access(address))
     }
 
+    /// Checks a buffer. Behind an IOMMU it need only be where the guest may map memory: one that is
+    /// not mapped is a fault of its request, which the access shows.
+    fn check_buffer(&self, address: u64, len: u32, direction: Direction) -> Result<(), Violation> {
+        let Some(space) = self.memory.space() else {
+            return self.check_inside(address, len, direction);
+        };
+        let range = IovaRange::from_size(address, u64::from(len));
+        let fits = range.is_some_and(|range| space.range().contains(&range));
+        if fits {
+            Ok(())
+        } else {
+            Err(Violation::Outside { address, len })
+        }
+    }
+
     fn check_inside(&self, address: u64, len: u32, direction: Direction) -> Result<(), Violation> {
         let outside = Violation::Outside { address, len };
         let count = usize::try_from(len).map_err(|_| outside)?;
@@ -217,7 +232,7 @@ impl<'a> ChainReader<'a> {
             Direction::DeviceReads
         };
         if len > 0 {
-            self.areas.check_inside(address, len, direction)?;
+            self.areas.check_buffer(address, len, direction)?;
             self.pieces.push(Piece {
                 iova: address,
                 len,
