@@ -355,16 +355,25 @@ mod tests {
             assert_eq!(&written, b"done");
 
             // The device may not write the first page of buffers, nor reach the page behind the
-            // last.
-            for bad in [
-                piece(3 * PAGE_SIZE - 4, 8, Direction::DeviceWrites),
-                piece(4 * PAGE_SIZE - 4, 8, Direction::DeviceReads),
+            // last: the access fails. A chain whose buffer the guest cannot map breaks the ring.
+            let end = u64::MAX - DEVICE - 3;
+            for (bad, is_broken) in [
+                (piece(3 * PAGE_SIZE - 4, 8, Direction::DeviceWrites), false),
+                (piece(4 * PAGE_SIZE - 4, 8, Direction::DeviceReads), false),
+                (piece(end, 8, Direction::DeviceReads), true),
             ] {
                 let mut driver = DriverQueue::new(Arc::clone(&buffer), SIZE, 0, features).unwrap();
                 driver.add(&[bad]).unwrap();
                 let ring = GuestRing::new(memory.clone(), SIZE, addresses, features).unwrap();
                 let base = VringBase::initial(packed);
                 let mut queue = DeviceQueue::new(ring, base, features).unwrap();
+                if !is_broken {
+                    assert_eq!(queue.pop().unwrap().unwrap().pieces, [bad]);
+                    let count = usize::try_from(bad.len).unwrap();
+                    let access = bad.direction.into();
+                    assert!(!memory.check_range(GuestAddress(bad.iova), count, access));
+                    continue;
+                }
                 let error = queue.pop().unwrap_err();
                 assert!(
                     matches!(error.kind(), ErrorKind::BrokenByGuest { .. }),
