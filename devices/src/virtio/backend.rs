@@ -327,8 +327,8 @@ pub trait Translated {
     /// [`Translated::block`].
     fn leave(&mut self) -> Result<(), Error>;
 
-    /// Follows changes of the space, which has them already. When this returns without an error, the
-    /// device does not access unmapped memory any more.
+    /// Follows changes of the space, which has them already. Once this returns without an error,
+    /// the device does not access unmapped memory any more.
     ///
     /// # Errors
     /// As [`Translated::enter`].

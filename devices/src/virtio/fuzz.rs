@@ -2,8 +2,9 @@
 //! the tests below, which need no fuzzer.
 //!
 //! The first byte selects the device (rng or block), the ring format, event index, and whether the
-//! device is behind an IOMMU, in bypass. Then follow the driver's steps. For any steps each call ends without a panic. The device changes only its
-//! part of the ring and the buffers that the driver offered.
+//! device is behind an IOMMU, in bypass. Then follow the driver's steps. For any steps each call
+//! ends without a panic. The device changes only its part of the ring and the buffers that the
+//! driver offered.
 //!
 //! A driver may offer its own descriptors as a buffer. Then the device may change them, so the
 //! second rule is not checked.

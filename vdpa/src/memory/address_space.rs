@@ -205,7 +205,7 @@ impl Writer<'_> {
     /// Makes changes that another space has made.
     ///
     /// # Errors
-    /// As [`Writer::map`] and [`Writer::unmap`]: this space is not as the other one was. The changes
+    /// As [`Writer::map`] and [`Writer::unmap`]: the other space was not the same. The changes
     /// before the cause are made.
     pub fn apply(&mut self, changes: &[Change]) -> Result<(), Error> {
         changes.iter().try_for_each(|change| match *change {

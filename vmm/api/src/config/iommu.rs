@@ -7,8 +7,8 @@ use utoipa::ToSchema;
 
 use super::{KeyValueError, from_key_value};
 
-/// A virtio-iommu for the guest, in front of the vDPA devices and disks with `iommu`. A VM with such
-/// a device has one anyway; a device can be plugged in behind it only if it was there at the start.
+/// A virtio-iommu for the guest, in front of vDPA devices and disks with `iommu`. A VM with such a
+/// device has one anyway; a device can be plugged in behind it only if it was there at the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IommuConfig {

@@ -221,7 +221,7 @@ fn no_call_succeeds_while_hung_storage_may_write() {
     }
     Translated::change(&mut rig.block, &[map(1, 1, Access::ReadWrite), unmap(1)]).unwrap();
     assert!(begin.elapsed() < UNMAP_TIME);
-    // The driver is told, and its ring is not served.
+    // The driver is notified, and its ring is not served.
     assert!(rig.driver.kick.read().is_ok());
     assert!(rig.block.process(KICK).needs_reset);
     assert_eq!(rig.block.process(KICK), Outcome::default());
