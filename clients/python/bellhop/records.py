@@ -531,7 +531,7 @@ class InFlight(TypedDict):
 
 
 class IommuConfig(TypedDict):
-    """A virtio-iommu for the guest, in front of the vDPA devices and disks with `iommu`."""
+    """A virtio-iommu for the guest, in front of vDPA devices and disks with `iommu`."""
 
     boot_bypass: NotRequired[bool]
     mappings: NotRequired[int]
