@@ -1,5 +1,6 @@
 //! A guest's disks and its random number generator behind a virtio-iommu: Debian's kernel maps each
-//! buffer. The data is intact after a reboot, a hot-plug, a live upgrade and a restore.
+//! buffer, and a kernel without the driver bypasses the IOMMU. The data is intact after a hot-plug,
+//! a live upgrade, a restore and a reboot.
 
 #![expect(
     clippy::unwrap_used,
@@ -40,12 +41,10 @@ struct Scene {
 }
 
 impl Scene {
-    fn start(name: &str, words: &str, disk: &Image) -> Self {
+    fn start(arguments: BellhopArguments, name: &str, disk: &Image) -> Self {
         let socket = TempPath::new(name);
         let disk = format!("path={},iommu=on", disk.0.text());
-        let arguments = BellhopArguments::stock()
-            .unwrap()
-            .cmdline(words)
+        let arguments = arguments
             .argument("--disk", &disk)
             .argument("--iommu", "rng=on")
             .argument("--api-socket", socket.text());
@@ -62,14 +61,14 @@ impl Scene {
 
     /// Waits until the guest has so many disks, all in IOMMU groups of this type.
     #[track_caller]
-    fn wait_disks(&mut self, count: usize, kind: &str) {
+    fn wait_disks(&mut self, count: usize, kind: Option<&str>) {
         let begin = Instant::now();
         loop {
             let info = self.guest.command("info").unwrap();
             let disks = info["disks"].as_array().unwrap();
             if disks.len() == count {
                 for disk in disks {
-                    assert_eq!(disk["iommu"], kind, "{info}");
+                    assert_eq!(disk["iommu"].as_str(), kind, "{info}");
                     // Bit 33: ACCESS_PLATFORM.
                     let features = disk["features"].as_str().unwrap();
                     assert_eq!(features.as_bytes().get(33), Some(&b'1'), "{features}");
@@ -77,6 +76,30 @@ impl Scene {
                 return;
             }
             assert!(begin.elapsed() < NOTICE, "{info}");
+            sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Plugs in a disk behind the IOMMU, and returns its PCI address.
+    #[track_caller]
+    fn plug(&self, id: &str, image: &Image) -> Value {
+        let body = json!({ "path": image.0.text(), "iommu": true });
+        let path = format!("/v1/vm/disks/{id}");
+        let plugged = self.client().ask("PUT", &path, Some(&body)).unwrap();
+        assert_eq!(plugged.status, 201, "{}", plugged.body);
+        assert_eq!(plugged.body["iommu"], true, "{}", plugged.body);
+        plugged.body["address"].clone()
+    }
+
+    /// Unplugs a disk, and waits until the VMM has closed it.
+    #[track_caller]
+    fn unplug(&self, id: &str) {
+        let path = format!("/v1/vm/disks/{id}");
+        let asked = self.client().ask("DELETE", &path, None).unwrap();
+        assert_eq!(asked.status, 202, "{}", asked.body);
+        let begin = Instant::now();
+        while self.client().ask("GET", &path, None).unwrap().status != 404 {
+            assert!(begin.elapsed() < NOTICE);
             sleep(Duration::from_millis(200));
         }
     }
@@ -108,28 +131,22 @@ fn a_guest_that_unmaps_at_once_keeps_its_data() {
     require_lab().unwrap();
     let (first, second) = (Image::new("iommu-first"), Image::new("iommu-second"));
     let words = "iommu.passthrough=0 iommu.strict=1";
-    let mut scene = Scene::start("iommu-disk", words, &first);
-    scene.wait_disks(1, "DMA");
+    let arguments = BellhopArguments::stock().unwrap().cmdline(words);
+    let mut scene = Scene::start(arguments, "iommu-disk", &first);
+    scene.wait_disks(1, Some("DMA"));
     scene.check("disk-check vda 7 4096");
     let before = scene.maps();
     let after = scene.maps();
     assert!(after > before, "the generator is not behind the IOMMU");
-    // The driver of the next boot maps its rings again.
-    scene.guest.command("reboot").unwrap();
-    scene.guest.wait_ready(NOTICE).unwrap();
-    scene.wait_disks(1, "DMA");
+    // The driver leaves the disk, and maps the rings of the next one.
+    scene.unplug("disk0");
+    assert_eq!(scene.plug("disk0", &first), "00:10.0");
+    scene.wait_disks(1, Some("DMA"));
     scene.check("disk-verify vda 7 4096");
 
-    let body = json!({ "path": second.0.text(), "iommu": true });
-    let plugged = scene
-        .client()
-        .ask("PUT", "/v1/vm/disks/second", Some(&body));
-    let plugged = plugged.unwrap();
-    assert_eq!(plugged.status, 201, "{}", plugged.body);
-    assert_eq!(plugged.body["iommu"], true, "{}", plugged.body);
-    // The first three slots behind the IOMMU: the disk, the generator, this disk.
-    assert_eq!(plugged.body["address"], "00:12.0", "{}", plugged.body);
-    scene.wait_disks(2, "DMA");
+    // The generator has the slot between them.
+    assert_eq!(scene.plug("second", &second), "00:12.0");
+    scene.wait_disks(2, Some("DMA"));
     scene.check("disk-check vdb 9 4096");
     scene.check("disk-verify vda 7 4096");
     scene.maps();
@@ -141,8 +158,9 @@ fn a_guest_that_unmaps_lazily_is_upgraded_and_restored() {
     require_lab().unwrap();
     let image = Image::new("iommu-lazy");
     let words = "iommu.passthrough=0 iommu.strict=0";
-    let mut scene = Scene::start("iommu-upgrade", words, &image);
-    scene.wait_disks(1, "DMA-FQ");
+    let arguments = BellhopArguments::stock().unwrap().cmdline(words);
+    let mut scene = Scene::start(arguments, "iommu-upgrade", &image);
+    scene.wait_disks(1, Some("DMA-FQ"));
     scene.check("disk-check vda 7 4096");
 
     let body = json!({ "program": std::env::var("BELLHOP").unwrap() });
@@ -170,12 +188,29 @@ fn a_guest_that_unmaps_lazily_is_upgraded_and_restored() {
     let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
     command
         .args(["run", "--restore", saved.text()])
+        .args(["--allow-path", image.0.text()])
         .args(["--api-socket", scene.socket.text()])
         .args(scene.arguments.allow_boot_files());
     scene.guest = Guest::start_restored(command, NOTICE).unwrap();
-    scene.wait_disks(1, "DMA-FQ");
+    scene.wait_disks(1, Some("DMA-FQ"));
     scene.check("disk-verify vda 8 4096");
     scene.check("disk-check vda 9 4096");
     scene.maps();
+    scene.power_off();
+}
+
+#[test]
+fn a_guest_without_a_driver_keeps_its_data_over_a_reboot() {
+    require_lab().unwrap();
+    let image = Image::new("iommu-bypass");
+    let arguments = BellhopArguments::small().unwrap();
+    let mut scene = Scene::start(arguments, "iommu-reboot", &image);
+    scene.wait_disks(1, None);
+    scene.check("disk-check vda 7 4096");
+    scene.guest.command("reboot").unwrap();
+    scene.guest.wait_ready(NOTICE).unwrap();
+    scene.wait_disks(1, None);
+    scene.check("disk-verify vda 7 4096");
+    assert_eq!(scene.maps(), 0);
     scene.power_off();
 }
