@@ -321,10 +321,14 @@ pub trait Translated {
 
     /// Makes the device reach nothing until it enters a space. A device that cannot do that is
     /// stopped.
-    fn leave(&mut self);
+    ///
+    /// # Errors
+    /// The host still works on requests of the device, which is blocked as by
+    /// [`Translated::block`].
+    fn leave(&mut self) -> Result<(), Error>;
 
-    /// Follows changes of the space, which has them already. When this returns, the device does not
-    /// access unmapped memory any more.
+    /// Follows changes of the space, which has them already. Once this returns without an error,
+    /// the device does not access unmapped memory any more.
     ///
     /// # Errors
     /// As [`Translated::enter`].

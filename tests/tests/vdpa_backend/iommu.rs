@@ -104,7 +104,7 @@ fn a_device_reaches_what_its_space_has() {
             .enter(&space(Mode::Identity))
             .unwrap();
         assert_eq!(machine.backend.mapped_bytes(), window + 2 * REGION);
-        translated(&mut machine).leave();
+        translated(&mut machine).leave().unwrap();
         assert_eq!(machine.backend.mapped_bytes(), window);
         machine.shift(0);
         translated(&mut machine)

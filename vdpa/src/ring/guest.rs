@@ -156,12 +156,22 @@ impl Areas {
             .map_err(access(address))
     }
 
-    fn check_inside(
-        &self,
-        address: DeviceAddress,
-        len: u32,
-        direction: Direction,
-    ) -> Result<(), Violation> {
+    /// Checks a buffer. Behind an IOMMU it only has to lie where the guest may map memory. If it is
+    /// not mapped, the access fails: a fault of the request, not of the ring.
+    fn check_buffer(&self, address: DeviceAddress, len: u32, direction: Direction) -> Result<(), Violation> {
+        let Some(space) = self.memory.space() else {
+            return self.check_inside(address, len, direction);
+        };
+        let range = IovaRange::from_size(address.0, u64::from(len));
+        let fits = range.is_some_and(|range| space.range().contains(&range));
+        if fits {
+            Ok(())
+        } else {
+            Err(Violation::Outside { address, len })
+        }
+    }
+
+    fn check_inside(&self, address: DeviceAddress, len: u32, direction: Direction) -> Result<(), Violation> {
         let outside = Violation::Outside { address, len };
         let count = usize::try_from(len).map_err(|_| outside)?;
         let fits = IovaRange::from_size(address.0, u64::from(len)).is_some()
@@ -236,7 +246,7 @@ impl<'a> ChainReader<'a> {
             Direction::DeviceReads
         };
         if len > 0 {
-            self.areas.check_inside(address, len, direction)?;
+            self.areas.check_buffer(address, len, direction)?;
             self.pieces.push(Piece {
                 iova: address,
                 len,
@@ -314,7 +324,8 @@ mod tests {
             let mut driver = DriverQueue::new(Arc::clone(&buffer), SIZE, 0, features).unwrap();
             // A ring of two pages. Those of the buffers are not adjacent in guest RAM, and the
             // first is read-only.
-            let space = Arc::new(AddressSpace::new(IovaRange::ALL));
+            let reach = IovaRange::new(0, page(7).last()).unwrap();
+            let space = Arc::new(AddressSpace::new(reach));
             space.change(|space| {
                 space.set_mode(Mode::Mapped);
                 for (number, target, access) in [
@@ -364,16 +375,24 @@ mod tests {
             assert_eq!(&written, b"done");
 
             // The device may not write the first page of buffers, nor reach the page behind the
-            // last.
-            for bad in [
-                piece(3 * PAGE_SIZE - 4, 8, Direction::DeviceWrites),
-                piece(4 * PAGE_SIZE - 4, 8, Direction::DeviceReads),
+            // last: the access fails. A chain whose buffer the guest cannot map breaks the ring.
+            for (bad, is_broken) in [
+                (piece(3 * PAGE_SIZE - 4, 8, Direction::DeviceWrites), false),
+                (piece(4 * PAGE_SIZE - 4, 8, Direction::DeviceReads), false),
+                (piece(8 * PAGE_SIZE - 4, 8, Direction::DeviceReads), true),
             ] {
                 let mut driver = DriverQueue::new(Arc::clone(&buffer), SIZE, 0, features).unwrap();
                 driver.add(&[bad]).unwrap();
                 let ring = GuestRing::new(memory.clone(), SIZE, addresses, features).unwrap();
                 let base = VringBase::initial(packed);
                 let mut queue = DeviceQueue::new(ring, base, features).unwrap();
+                if !is_broken {
+                    assert_eq!(queue.pop().unwrap().unwrap().pieces, [bad]);
+                    let count = usize::try_from(bad.len).unwrap();
+                    let access = bad.direction.into();
+                    assert!(!memory.check_range(GuestAddress(bad.iova), count, access));
+                    continue;
+                }
                 let error = queue.pop().unwrap_err();
                 assert!(
                     matches!(error.kind(), ErrorKind::BrokenByGuest { .. }),
