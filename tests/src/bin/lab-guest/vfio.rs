@@ -391,7 +391,8 @@ impl Link for &mut Driver {
         slice.copy_from(&[&HEADER, frame].concat());
         let len = u32::try_from(all).unwrap_or(u32::MAX);
         let iova = self.buffers.iova_of(buffer);
-        self.transmit.add(buffer, iova, len, Direction::DeviceReads)?;
+        self.transmit
+            .add(buffer, iova, len, Direction::DeviceReads)?;
         self.kick(TRANSMIT)?;
         Ok(Sent::Gone)
     }
