@@ -20,7 +20,7 @@ use lab::sim::{Mapping, OtherMapping, SimDevice, require_lab};
 use lab::temp_path::TempPath;
 use lab::traffic::{check_traffic, flood_off, flood_on};
 use live::{ask_upgrade, swap_nic, wait_upgrade};
-use moving::{Host, MAPPINGS, NOTICE, SHADOW_QUEUES, move_guest_verified};
+use moving::{DOWNTIME, Host, MAPPINGS, NOTICE, SHADOW_QUEUES, move_guest_verified};
 use serde_json::{Value, json};
 
 /// No zero bytes: the simulator compares addresses like C strings.
@@ -95,7 +95,7 @@ fn swap_upgrade_migrate_restore(mapping: Mapping, words: &str, kind: &str, track
 
     for (from, to, device) in [(&here, &there, second), (&there, &here, first)] {
         flood_on(&mut guest, "eth0", MAC);
-        let (moved, status) = move_guest_verified(guest, from, to, tracking);
+        let (moved, status) = move_guest_verified(guest, from, to, tracking, DOWNTIME);
         println!("{status}");
         guest = moved;
         flood_off(&mut guest);

@@ -19,7 +19,7 @@ use lab::messages::messages;
 use lab::rig::FIRST_PACKED_FUNCTION as PACKED;
 use lab::sriov::{SriovNic, VfDevice};
 use lab::traffic::all_returned;
-use moving::{Host, SHADOW_QUEUES, move_guest_verified};
+use moving::{DOWNTIME, Host, SHADOW_QUEUES, move_guest_verified};
 use serde_json::Value;
 
 /// Frames in flight at once.
@@ -90,7 +90,7 @@ fn moves_between(functions: [usize; 3], memory: &str, begin: fn(&mut Guest, &str
     for (from, to) in [(&here, &there), (&there, &here)] {
         guest.command(&flood).unwrap();
         // A function cannot suspend.
-        let (moved, status) = move_guest_verified(guest, from, to, SHADOW_QUEUES);
+        let (moved, status) = move_guest_verified(guest, from, to, SHADOW_QUEUES, DOWNTIME);
         println!("{status}");
         guest = moved;
         let came = guest.command_within("flood-off", LIMIT).unwrap();

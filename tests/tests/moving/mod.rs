@@ -26,6 +26,10 @@ pub(crate) const MAPPINGS: &str = "Mappings";
 #[allow(dead_code, reason = "not every test is about the guest's IOMMU")]
 pub(crate) const SHADOW_QUEUES: &str = "ShadowQueues";
 
+/// The default limit of the downtime.
+#[allow(dead_code, reason = "not every test is about the guest's IOMMU")]
+pub(crate) const DOWNTIME: Duration = Duration::from_millis(300);
+
 /// One end of a migration: its API, its listening address, and its vDPA device.
 pub(crate) struct Host {
     api: TempPath,
@@ -227,7 +231,7 @@ pub(crate) fn move_guest_as(guest: Guest, from: &Host, to: &Host, more: Value) -
 }
 
 /// Like [`move_guest`]: the destination compares all memory, and meanwhile `tracking` is how the
-/// source finds what the NIC writes.
+/// source finds what the NIC writes. The guest stops when the rest fits into `downtime`.
 #[track_caller]
 #[allow(dead_code, reason = "not every test is about the guest's IOMMU")]
 pub(crate) fn move_guest_verified(
@@ -235,9 +239,11 @@ pub(crate) fn move_guest_verified(
     from: &Host,
     to: &Host,
     tracking: &str,
+    downtime: Duration,
 ) -> (Guest, Value) {
     let waiting = to.wait();
-    from.send(to, json!({ "verify_memory": true }));
+    let more = json!({ "verify_memory": true, "downtime_ms": u64::try_from(downtime.as_millis()).unwrap() });
+    from.send(to, more);
     from.assert_tracking(&guest, tracking);
     arrive(guest, waiting, from, to)
 }
