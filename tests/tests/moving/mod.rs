@@ -242,7 +242,8 @@ pub(crate) fn move_guest_verified(
     downtime: Duration,
 ) -> (Guest, Value) {
     let waiting = to.wait();
-    let more = json!({ "verify_memory": true, "downtime_ms": u64::try_from(downtime.as_millis()).unwrap() });
+    let downtime_ms = u64::try_from(downtime.as_millis()).unwrap();
+    let more = json!({ "verify_memory": true, "downtime_ms": downtime_ms });
     from.send(to, more);
     from.assert_tracking(&guest, tracking);
     arrive(guest, waiting, from, to)

@@ -39,7 +39,8 @@
 //!   Until `vfio-off`, `frames` and `flood-on` take `vfio` for this NIC.
 //! * `vfio-fill N`: maps one page at N more addresses, until `vfio-off`.
 //! * `vfio-map-bar NIC`: maps a page of another NIC's BAR, as if it were memory (`iomem=relaxed`).
-//! * `vfio-refused [NIC]`: negotiates without ACCESS_PLATFORM and prints whether the device refuses.
+//! * `vfio-refused [NIC]`: negotiates without ACCESS_PLATFORM, and prints whether the device
+//!   refuses.
 //! * `vfio-off`: gives the NIC back to the kernel; `up` brings it up.
 //! * `processors`: prints the topology and features of the processors.
 //! * `memory-check MIB`: writes a pattern to this much memory, verifies it, and prints the memory's
