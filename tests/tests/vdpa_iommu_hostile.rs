@@ -1,5 +1,5 @@
-//! A virtio-iommu whose guest asks for too much, or has no driver for it. A device reaches only what
-//! is mapped, and the VM continues.
+//! A virtio-iommu whose guest asks for too much, or has no driver for it. A device reaches only
+//! what is mapped, and the VM continues.
 
 #![expect(
     clippy::unwrap_used,

@@ -153,8 +153,8 @@ impl Convergence {
     }
 
     /// How long the guest would be stopped for the pages of the last two rounds, if those are the
-    /// same. A device may write some pages at any moment, for example. The time of a round shows how
-    /// little pages of zeros cost, and the rate on the wire does not.
+    /// same. A device may write some pages at any moment, for example. The time of a round shows
+    /// how little pages of zeros cost, and the rate on the wire does not.
     fn downtime_of_same(&self, measured: &Measured) -> Duration {
         if self.stuck == 0 || left_less_than(measured, HELPS_PERCENT) {
             return Duration::MAX;
