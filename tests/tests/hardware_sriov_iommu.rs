@@ -29,14 +29,17 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// Bit of the feature RING_PACKED.
 const RING_PACKED: usize = 34;
 
+/// The number of frames, and how many of them are in flight.
+type Amount = (u64, u64);
+
 /// Frames to the other guest and back, each checked by both.
 #[track_caller]
-fn exchange(guest: &mut Guest, nic: &str, peer: &mut Guest, mac: &str, count: u64) {
-    for size in [60, 590, 1514] {
+fn exchange(guest: &mut Guest, nic: &str, peer: &mut Guest, mac: &str, (count, window): Amount) {
+    for size in [60, 1514] {
         let frames = Frames {
             count,
             size,
-            window: 8,
+            window,
         };
         exchange_from(guest, nic, peer, mac, frames).unwrap();
     }
@@ -60,8 +63,32 @@ fn has_started(guest: &mut Guest, mac: &str, kind: &str, packed: bool) {
     assert_eq!(features.as_bytes()[RING_PACKED] == b'1', packed, "{nic}");
 }
 
-/// `words` of the kernel's command line choose its mode; sysfs reports it as `kind`.
-fn stock_guest(functions: [usize; 2], words: &str, kind: &str) {
+/// A mode of the guest's kernel: the words that choose it, and its name in sysfs.
+struct Mode {
+    words: &'static str,
+    kind: &'static str,
+    amount: Amount,
+}
+
+const LAZY: Mode = Mode {
+    words: "iommu.passthrough=0 iommu.strict=0",
+    kind: "DMA-FQ",
+    amount: (50, 8),
+};
+
+/// Each frame changes the tables of two emulated IOMMUs four times, and then waits for them.
+const STRICT: Mode = Mode {
+    words: "iommu.passthrough=0 iommu.strict=1",
+    kind: "DMA",
+    amount: (10, 1),
+};
+
+fn stock_guest(functions: [usize; 2], mode: &Mode) {
+    let Mode {
+        words,
+        kind,
+        amount,
+    } = *mode;
     let nic = SriovNic::enable(4).unwrap();
     let devices = functions.map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
     let [own, third] = &devices;
@@ -72,43 +99,40 @@ fn stock_guest(functions: [usize; 2], words: &str, kind: &str) {
     let mut guest = Guest::start(&arguments).unwrap();
     let (mac, packed) = (own.function().mac(), functions[0] >= PACKED);
     has_started(&mut guest, &mac, kind, packed);
-    exchange(&mut guest, "eth0", &mut peer, &other, 100);
+    exchange(&mut guest, "eth0", &mut peer, &other, amount);
 
-    let line = format!("rebind 2 to {other}");
+    let line = format!("rebind 1 to {other}");
     let rebound = guest.command_within(&line, LIMIT).unwrap();
     assert_eq!(rebound["corrupt"], 0, "{rebound}");
     has_started(&mut guest, &mac, kind, packed);
-    exchange(&mut guest, "eth0", &mut peer, &other, 100);
+    exchange(&mut guest, "eth0", &mut peer, &other, amount);
 
     guest.send("reboot").unwrap();
     guest.wait_ready(LIMIT).unwrap();
     has_started(&mut guest, &mac, kind, packed);
-    exchange(&mut guest, "eth0", &mut peer, &other, 100);
+    exchange(&mut guest, "eth0", &mut peer, &other, amount);
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
 }
 
-const LAZY: &str = "iommu.passthrough=0 iommu.strict=0";
-const STRICT: &str = "iommu.passthrough=0 iommu.strict=1";
-
 #[test]
 fn a_guest_that_unmaps_lazily_has_split_rings() {
-    stock_guest([0, 1], LAZY, "DMA-FQ");
+    stock_guest([0, 1], &LAZY);
 }
 
 #[test]
 fn a_guest_that_unmaps_at_once_has_split_rings() {
-    stock_guest([0, 1], STRICT, "DMA");
+    stock_guest([0, 1], &STRICT);
 }
 
 #[test]
 fn a_guest_that_unmaps_lazily_has_packed_rings() {
-    stock_guest([PACKED, 1], LAZY, "DMA-FQ");
+    stock_guest([PACKED, 1], &LAZY);
 }
 
 #[test]
 fn a_guest_that_unmaps_at_once_has_packed_rings() {
-    stock_guest([PACKED, 1], STRICT, "DMA");
+    stock_guest([PACKED, 1], &STRICT);
 }
 
 /// Requests to the IOMMU, and exits to the VMM by accesses to memory.
@@ -134,28 +158,28 @@ fn an_application_exchanges_frames_with_another_guest_without_exits() {
     let vdpa = format!("path={},iommu=on", own.path().display());
     let arguments = BellhopArguments::stock()
         .unwrap()
-        .cmdline(LAZY)
+        .cmdline(LAZY.words)
         .argument("--vdpa", &vdpa)
         .argument("--api-socket", socket.text());
     let mut guest = Guest::start(&arguments).unwrap();
     let api = Client::new(socket.path());
-    has_started(&mut guest, &own.function().mac(), "DMA-FQ", false);
+    has_started(&mut guest, &own.function().mac(), LAZY.kind, false);
     let notify = guest.command("notify").unwrap();
     let number = |name: &str| notify[name].as_u64().unwrap();
     let doorbells = number("address")..number("address") + number("length");
 
     guest.command("vfio-on 16").unwrap();
     // The first kick of each queue maps its page.
-    exchange(&mut guest, "vfio", &mut peer, &other, 10);
+    exchange(&mut guest, "vfio", &mut peer, &other, (10, 8));
     let (before, exits_before) = counted(&api);
     kicks.watch(&doorbells).unwrap();
     let count = 500;
-    exchange(&mut guest, "vfio", &mut peer, &other, count);
+    exchange(&mut guest, "vfio", &mut peer, &other, (count, 8));
     kicks.watch(&(0..0)).unwrap();
     let (after, exits_after) = counted(&api);
     assert_eq!(after, before);
     let (exits, kicks) = (exits_after - exits_before, kicks.count().unwrap());
-    let frames = 3 * count;
+    let frames = 2 * count;
     let figure = format!("{frames} frames of a userspace driver to another guest and back");
     notice(
         Kind::Figure,
@@ -164,8 +188,8 @@ fn an_application_exchanges_frames_with_another_guest_without_exits() {
     assert_eq!((exits, kicks), (0, 0));
 
     guest.command("vfio-off").unwrap();
-    has_started(&mut guest, &own.function().mac(), "DMA-FQ", false);
-    exchange(&mut guest, "eth0", &mut peer, &other, 50);
+    has_started(&mut guest, &own.function().mac(), LAZY.kind, false);
+    exchange(&mut guest, "eth0", &mut peer, &other, LAZY.amount);
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
 }

@@ -89,14 +89,20 @@ impl Vm {
     }
 }
 
-/// Boots a guest without a driver of the IOMMU, with `boot_bypass` and without.
-fn guest_without_a_driver(arguments: impl Fn() -> BellhopArguments) {
+/// The most that the VMM pins for its own rings of the control queue.
+const OWN_KIB: u64 = 64;
+
+/// The small kernel has no driver of the IOMMU, so its NIC's driver uses guest-physical addresses.
+/// Debian's kernel gives such a NIC no driver before the IOMMU's driver is loaded.
+#[test]
+fn a_guest_without_a_driver_reaches_nothing() {
     require_lab().unwrap();
     let _mapping = OtherMapping::load(Mapping::PINNED_ONE_BY_ONE).unwrap();
     let net = SimDevice::net("net", MAC, 1500).unwrap();
     let boot = |bypass: &str| {
+        let small = BellhopArguments::small().unwrap();
         let word = format!("boot_bypass={bypass}");
-        Vm::boot(arguments().argument("--iommu", &word), &net)
+        Vm::boot(small.argument("--iommu", &word), &net)
     };
 
     // What blocks the device is the option.
@@ -111,56 +117,47 @@ fn guest_without_a_driver(arguments: impl Fn() -> BellhopArguments) {
     let sent = vm.guest.command(&line).unwrap();
     assert_eq!((&sent["tx"], &sent["rx"]), (&json!(20), &json!(0)));
     assert_eq!(packets(&net).unwrap(), before);
-    assert_eq!(vm.pinned_kib(), 0);
+    assert!(vm.pinned_kib() <= OWN_KIB, "{}", vm.pinned_kib());
     assert_eq!(vm.iommu()["mappings"], 0, "{}", vm.iommu());
     vm.lives();
     assert!(vm.guest.power_off().unwrap().success());
 }
 
-#[test]
-fn a_small_guest_without_a_driver_reaches_nothing() {
-    guest_without_a_driver(|| BellhopArguments::small().unwrap());
-}
-
-#[test]
-fn a_stock_guest_whose_driver_is_not_loaded_reaches_nothing() {
-    guest_without_a_driver(|| {
-        let stock = BellhopArguments::stock().unwrap();
-        stock.cmdline("module_blacklist=virtio_iommu")
-    });
-}
-
-/// The limit of a domain.
-const MAPPINGS: u64 = 65_536;
-const ASKED: u64 = 70_000;
-
-#[test]
-fn more_mappings_than_a_domain_may_have_are_refused_with_an_alarm() {
+/// An application maps one page at `asked` addresses, more than the `limit` of a domain.
+fn too_many_mappings(limit: u64, asked: u64) {
     require_lab().unwrap();
     let _mapping = OtherMapping::load(Mapping::PINNED_ONE_BY_ONE).unwrap();
     let net = SimDevice::net("net", MAC, 1500).unwrap();
-    let stock = BellhopArguments::stock().unwrap().memory("256M");
-    let mut vm = Vm::boot(stock.cmdline("iommu.passthrough=0"), &net);
+    let arguments = BellhopArguments::stock()
+        .unwrap()
+        .cmdline("iommu.passthrough=0")
+        .argument("--iommu", &format!("boot_bypass=on,mappings={limit}"));
+    let mut vm = Vm::boot(arguments, &net);
     vm.guest.command(&format!("vfio-on 2 {}", vm.nic)).unwrap();
     let before = vm.iommu();
     assert_eq!(before["last_refusal"], Value::Null, "{before}");
 
     let begin = Instant::now();
-    vm.guest.command(&format!("vfio-fill {ASKED}")).unwrap();
-    let figure = format!("{ASKED} MAPs of one page: {:?}", begin.elapsed());
+    vm.guest.command(&format!("vfio-fill {asked}")).unwrap();
+    let figure = format!("{asked} MAPs of one page: {:?}", begin.elapsed());
     notice(Kind::Figure, figure);
     let full = vm.iommu();
-    let refused = before["mappings"].as_u64().unwrap() + ASKED - MAPPINGS;
-    assert_eq!(full["mappings"], MAPPINGS, "{full}");
+    let refused = before["mappings"].as_u64().unwrap() + asked - limit;
+    assert_eq!(full["mappings"], limit, "{full}");
     assert_eq!(full["refused"], refused, "{full}");
     let refusal = &full["last_refusal"];
-    assert_eq!(
-        (&refusal["device"], &refusal["size"]),
-        (&json!("nic"), &json!(4096))
+    assert_eq!(refusal["device"], "nic", "{refusal}");
+    assert_eq!(refusal["size"], 4096, "{refusal}");
+    assert!(
+        refusal["cause"]
+            .as_str()
+            .unwrap()
+            .contains("all its mappings"),
+        "{refusal}"
     );
     // The vmm thread samples once a second.
     let begin = Instant::now();
-    let vm_record = loop {
+    let record = loop {
         let record = vm.api.get("/v1/vm").unwrap();
         if !record["alarms"].as_array().unwrap().is_empty() {
             break record;
@@ -168,11 +165,9 @@ fn more_mappings_than_a_domain_may_have_are_refused_with_an_alarm() {
         assert!(begin.elapsed() < PROBE, "{record}");
         sleep(Duration::from_millis(100));
     };
-    let alarm = &vm_record["alarms"][0];
-    assert_eq!(
-        (&alarm["device"], &alarm["alarm"]),
-        (&json!("iommu"), &json!("Refused"))
-    );
+    let alarm = &record["alarms"][0];
+    assert_eq!(alarm["device"], "iommu", "{alarm}");
+    assert_eq!(alarm["alarm"], "Refused", "{alarm}");
 
     // The earlier mappings work, and the next driver has new ones.
     exchange_counted(&mut vm.guest, "vfio", &net, &[SOME]).unwrap();
@@ -181,8 +176,19 @@ fn more_mappings_than_a_domain_may_have_are_refused_with_an_alarm() {
     vm.guest.command(&format!("up {}", vm.nic)).unwrap();
     check_traffic(&mut vm.guest, &net);
     let off = vm.iommu();
-    assert!(off["mappings"].as_u64() < Some(MAPPINGS / 10), "{off}");
+    assert!(off["mappings"].as_u64() < Some(limit), "{off}");
     assert!(vm.guest.power_off().unwrap().success());
+}
+
+/// The kernel's driver needs some hundred mappings.
+#[test]
+fn more_mappings_than_are_configured_are_refused_with_an_alarm() {
+    too_many_mappings(1024, 2000);
+}
+
+#[test]
+fn more_mappings_than_a_domain_may_have_are_refused_with_an_alarm() {
+    too_many_mappings(65_536, 70_000);
 }
 
 #[test]

@@ -272,10 +272,10 @@ impl Mapping {
     }
 
     /// The parameters of `vdpa_sim` for this mapping. The simulator keeps an entry for each
-    /// contiguous piece of pinned memory, as vhost_vdpa does.
+    /// contiguous piece of pinned memory, as vhost_vdpa does. A guest's IOMMU has at most 65,536.
     pub fn parameters(self) -> String {
         format!(
-            "use_va={} batch_mapping={} max_iotlb_entries=65536",
+            "use_va={} batch_mapping={} max_iotlb_entries=131072",
             u8::from(self.use_va),
             u8::from(self.batch_mapping)
         )

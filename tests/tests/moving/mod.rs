@@ -171,7 +171,9 @@ impl Host {
             let relayed = threads(guest.pid()).contains("relay\n");
             let now = &nic["device"]["dirty_tracking"];
             if now.is_null() {
-                assert!(started.elapsed() < MIGRATION, "{nic}");
+                let status = self.client().get("/v1/vm/migration").unwrap();
+                assert_ne!(status["phase"], "Stayed", "{status}\n{}", guest.console());
+                assert!(started.elapsed() < MIGRATION, "{nic}\n{status}");
                 continue;
             }
             assert_eq!(now, tracking, "{nic}");
