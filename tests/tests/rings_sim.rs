@@ -32,11 +32,7 @@ const TRANSMIT: u16 = 1;
 
 fn simulator() -> SimDevice {
     sim::require_lab().unwrap();
-    sim::reload(Mapping {
-        use_va: true,
-        batch_mapping: true,
-    })
-    .unwrap();
+    sim::reload(Mapping::DEFAULT).unwrap();
     let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
     SimDevice::net("vdpa", &mac, 1500).unwrap()
 }

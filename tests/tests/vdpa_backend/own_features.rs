@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use vdpa::iova::DeviceAddress;
 
 use devices::virtio::backend::{Backend as _, Hardware as _, QueueChange};
-use lab::sim::SimDevice;
+use lab::sim::{Mapping, SimDevice};
 use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -12,7 +12,7 @@ use super::support::frames::{Loopback as _, exchange, packet};
 use super::support::guest::{HIGH, REGION, Ring, wait};
 use super::support::machine::{ACK, COMMAND, Machine, chain};
 use super::support::nic::{CONTROL, RECEIVE, TRANSMIT};
-use super::support::{FOREIGN, MAC, PINNING, SHARED, net};
+use super::support::{FOREIGN, MAC, net};
 
 const OK: u8 = 0;
 const ERR: u8 = 1;
@@ -39,7 +39,7 @@ fn announce(machine: &mut Machine) -> bool {
 
 #[test]
 fn the_device_never_sees_them() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     let own = GUEST_ANNOUNCE | RING_RESET;
     assert_eq!(machine.features & own, own);
@@ -54,7 +54,7 @@ fn the_device_never_sees_them() {
 
 #[test]
 fn an_announcement_is_asked_for_until_it_is_acknowledged() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     assert!(!announce(&mut machine), "no driver");
     machine.start();
@@ -80,7 +80,7 @@ fn an_announcement_is_asked_for_until_it_is_acknowledged() {
 
 #[test]
 fn a_driver_that_did_not_negotiate_it_is_not_asked() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.features &= !GUEST_ANNOUNCE;
     machine.start();
@@ -91,7 +91,7 @@ fn a_driver_that_did_not_negotiate_it_is_not_asked() {
 
 #[test]
 fn a_pending_announcement_is_saved() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     for pending in [false, true] {
@@ -165,14 +165,14 @@ fn resets_data_queues(net: &SimDevice) {
 
 #[test]
 fn data_queues_are_reset_and_return_at_other_addresses() {
-    for mapping in [SHARED, PINNING] {
+    for mapping in [Mapping::DEFAULT, Mapping::PINNED] {
         resets_data_queues(&net(mapping));
     }
 }
 
 #[test]
 fn one_queue_of_two_is_reset() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     exchange(&mut machine.nic, 20, &[MAC]);
@@ -186,7 +186,7 @@ fn one_queue_of_two_is_reset() {
 
 #[test]
 fn a_device_with_a_parked_queue_is_saved_without_it() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     exchange(&mut machine.nic, 20, &[MAC]);
@@ -204,7 +204,7 @@ fn a_device_with_a_parked_queue_is_saved_without_it() {
 
 #[test]
 fn the_guest_s_control_queue_is_reset_without_losing_an_answer() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     let set = |mac: [u8; 6]| [&[1, 1][..], &mac].concat();
@@ -234,7 +234,7 @@ fn the_guest_s_control_queue_is_reset_without_losing_an_answer() {
 /// Requests that a transport does not send, and values that only a hostile driver programs.
 #[test]
 fn a_hostile_driver_loses_its_device_and_nothing_else() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     let window = HIGHEST_END - WINDOW_SIZE + 0x1000;
     type Attack = fn(&mut Machine, u64);

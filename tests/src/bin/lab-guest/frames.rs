@@ -194,16 +194,26 @@ pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<T
 /// The run cannot start: there is no such NIC now.
 pub(crate) fn exchange_while(nic: &str, plan: &Plan, control: &Control) -> Result<Totals> {
     let mut run = Run::new(nic, plan.size, plan.count, plan.peer)?;
-    control.begins();
-    let ended = run.send_windows(plan, |received| {
-        control.count(received);
-        control.running()
-    });
-    match ended {
-        Ok(()) => run.drain()?,
-        // As in `flood_while`.
-        Err(_) => std::thread::sleep(Duration::from_millis(1)),
+    // As in `flood_while`.
+    if run.send_while(plan, control).is_err() {
+        std::thread::sleep(Duration::from_millis(1));
     }
+    Ok(run.finish())
+}
+
+/// Like [`exchange_while`], for a NIC as in [`exchange_over`]. It does not go away.
+///
+/// # Errors
+/// The NIC does not take or give frames.
+pub(crate) fn exchange_while_over(
+    link: impl Link,
+    own: Address,
+    maximum: usize,
+    plan: &Plan,
+    control: &Control,
+) -> Result<Totals> {
+    let mut run = Run::over(link, own, maximum, plan.size, plan.count, plan.peer)?;
+    run.send_while(plan, control)?;
     Ok(run.finish())
 }
 
@@ -546,6 +556,16 @@ impl<L: Link> Run<L> {
             }
         }
         Ok(())
+    }
+
+    /// Sends frames until the control ends it, and waits for all of them or for silence.
+    fn send_while(&mut self, plan: &Plan, control: &Control) -> Result<()> {
+        control.begins();
+        self.send_windows(plan, |received| {
+            control.count(received);
+            control.running()
+        })?;
+        self.drain()
     }
 
     /// Sends the planned frames and waits for all of them or for silence.

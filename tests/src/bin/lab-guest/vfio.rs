@@ -2,7 +2,7 @@
 //! at which the device reaches this process's memory; the guest's IOMMU translates them.
 //!
 //! ```text
-//!   frames … vfio ──> Driver ──> rings in one buffer, frames in 64 pieces of 2 MiB
+//!   frames … vfio ──> Driver ──> rings in one buffer, frames in pieces of 2 MiB
 //!                        │           └─ mapped by VFIO (group) at addresses that it chooses
 //!                        └─> registers, doorbells (function)
 //! ```
@@ -11,9 +11,10 @@
 mod function;
 mod group;
 
-use crate::frames::{self, Link, Plan, Sent};
+use crate::background::Control;
+use crate::frames::{self, Link, Plan, Sent, Totals};
 use crate::network::Address;
-use crate::notify;
+use crate::notify::{self, PAGE};
 use function::Function;
 use group::Group;
 use lab::error::{Error, Result, report};
@@ -21,7 +22,7 @@ use lab::files;
 use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 use vdpa::iova::DeviceAddress;
 use vdpa::memory::{DmaRegion as _, SharedBuffer};
@@ -42,17 +43,20 @@ const ENTRIES: u16 = 256;
 const HEADER: [u8; 12] = [0; 12];
 const HEADER_LEN: u32 = 12;
 
-/// Pieces of memory for frames, and the bytes of each: one large page.
-const PIECES: u16 = 64;
+/// Most pieces of memory for frames, and the bytes of each: one large page.
+pub(crate) const PIECES: u16 = 64;
 const PIECE: u64 = 2 << 20;
 
 /// The device's addresses. All are above the guest's memory, and the pieces are not adjacent.
 const FIRST_PIECE: u64 = 0x1_0000_0000;
 const PIECE_STRIDE: u64 = 16 * PIECE;
+const BAR: u64 = 0x8_0000_0000;
+const FILL: u64 = 0x10_0000_0000;
 const RINGS: u64 = 0x40_0000_0000;
 
-/// Bytes between two buffers of a piece.
-const BUFFER_STRIDE: u64 = PIECE * PIECES as u64 / (2 * ENTRIES as u64);
+/// Most addresses of `vfio-fill`, and the bytes between two of them.
+const FILL_MAX: u64 = 1_000_000;
+const FILL_STRIDE: u64 = 2 * PAGE;
 
 /// Where a buffer begins: so that a frame of more than 84 bytes crosses a page.
 const BUFFER_START: u64 = 4000;
@@ -60,12 +64,20 @@ const BUFFER_START: u64 = 4000;
 /// The kernel refuses a device whose IOMMU does not translate interrupts. Virtio has no such IOMMU.
 const UNSAFE_INTERRUPTS: &str = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
 
+/// VFIO's own limit of mappings. It is below that of the IOMMU.
+const MAPPINGS: &str = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
+
 const LARGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
 
-fn driver() -> MutexGuard<'static, Option<Driver>> {
-    DRIVER.lock().unwrap_or_else(PoisonError::into_inner)
+/// The driver, unless a flood has it.
+fn driver() -> Result<MutexGuard<'static, Option<Driver>>> {
+    match DRIVER.try_lock() {
+        Ok(driver) => Ok(driver),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(Error::Usage("`flood-on` has the NIC".into())),
+    }
 }
 
 fn off() -> Error {
@@ -76,21 +88,31 @@ fn ring_failed(error: vdpa::Error) -> Error {
     Error::invalid("a ring", report(&error))
 }
 
+/// Takes a function from the kernel's driver.
+fn open(path: &Path) -> Result<Group> {
+    files::write(Path::new(UNSAFE_INTERRUPTS), "1")?;
+    files::write(Path::new(MAPPINGS), (2 * FILL_MAX).to_string())?;
+    group::bind(path, "vfio-pci")?;
+    Group::open(path)
+}
+
 /// `vfio-on`: takes the NIC from the kernel's driver and starts its device with this one.
-pub(crate) fn start(nic: &str) -> Result<Value> {
-    let mut driver = driver();
+pub(crate) fn start(nic: &str, pieces: u16) -> Result<Value> {
+    if !(2..=PIECES).contains(&pieces) || !pieces.is_power_of_two() {
+        let why = format!("it is not a power of two in 2..={PIECES}");
+        return Err(Error::invalid("PIECES", why));
+    }
+    let mut driver = driver()?;
     if driver.is_some() {
         return Err(Error::Usage("a NIC is in use already".into()));
     }
     let path = notify::function(nic)?;
     let frame_max = frames::maximum_size(nic)?;
-    files::write(Path::new(UNSAFE_INTERRUPTS), "1")?;
-    files::write(Path::new(LARGE_PAGES), PIECES.to_string())?;
-    group::bind(&path, "vfio-pci")?;
-    let started = Driver::start(Group::open(&path)?, frame_max)?;
+    files::write(Path::new(LARGE_PAGES), pieces.to_string())?;
+    let started = Driver::start(open(&path)?, frame_max, Buffers::new(pieces)?)?;
     let value = json!({
         "entries": started.transmit.ring.size(),
-        "mapped": PIECES + 1,
+        "mapped": pieces + 1,
     });
     *driver = Some(started);
     Ok(value)
@@ -98,7 +120,7 @@ pub(crate) fn start(nic: &str) -> Result<Value> {
 
 /// `frames` with this NIC.
 pub(crate) fn exchange(plan: &Plan) -> Result<Value> {
-    let mut driver = driver();
+    let mut driver = driver()?;
     let driver = driver.as_mut().ok_or_else(off)?;
     let (own, maximum, kicks) = (driver.address, driver.frame_max, driver.kicks);
     let mut value = frames::exchange_over(&mut *driver, own, maximum, plan)?;
@@ -106,12 +128,63 @@ pub(crate) fn exchange(plan: &Plan) -> Result<Value> {
     Ok(value)
 }
 
+/// Fails unless there is a driver that no flood has.
+pub(crate) fn check_on() -> Result<()> {
+    driver()?.as_ref().map(drop).ok_or_else(off)
+}
+
+/// `flood-on` with this NIC, until its control ends it.
+pub(crate) fn exchange_while(plan: &Plan, control: &Control) -> Result<Totals> {
+    let mut driver = driver()?;
+    let driver = driver.as_mut().ok_or_else(off)?;
+    let (own, maximum) = (driver.address, driver.frame_max);
+    frames::exchange_while_over(driver, own, maximum, plan, control)
+}
+
+/// `vfio-fill`: maps the first page of the rings at further addresses.
+pub(crate) fn fill(count: u64) -> Result<Value> {
+    if count > FILL_MAX {
+        return Err(Error::invalid("N", format!("it is more than {FILL_MAX}")));
+    }
+    let driver = driver()?;
+    let driver = driver.as_ref().ok_or_else(off)?;
+    let (group, page) = (driver.function.group(), driver.rings.host_address());
+    for number in 0..count {
+        // SAFETY: rings are accessed as volatile.
+        unsafe { group.map(page, PAGE, FILL + number * FILL_STRIDE) }?;
+    }
+    Ok(json!({ "mapped": count }))
+}
+
+/// `vfio-map-bar`: maps a page of another NIC's registers, for a moment.
+pub(crate) fn map_bar(nic: &str) -> Result<Value> {
+    let driver = driver()?;
+    let group = driver.as_ref().ok_or_else(off)?.function.group();
+    let page = notify::first_page(nic)?;
+    let host = u64::try_from(page.as_ptr().addr()).unwrap_or(u64::MAX);
+    // SAFETY: this process does not access the page.
+    unsafe { group.map(host, PAGE, BAR) }?;
+    group.unmap(BAR, PAGE)?;
+    Ok(json!({ "mapped": nic }))
+}
+
+/// `vfio-refused`: a driver that does not accept addresses of an IOMMU.
+pub(crate) fn refused(nic: &str) -> Result<Value> {
+    let path = notify::function(nic)?;
+    let function = Function::new(open(&path)?)?;
+    let accepts = function.accepts_without(function::ACCESS_PLATFORM)?;
+    function.reset()?;
+    drop(function);
+    group::bind(&path, "\n")?;
+    Ok(json!({ "refused": !accepts }))
+}
+
 /// `vfio-off`: resets the device and gives it back to the kernel's driver.
 pub(crate) fn stop() -> Result<Value> {
-    let driver = driver().take().ok_or_else(off)?;
+    let driver = driver()?.take().ok_or_else(off)?;
     driver.function.reset()?;
     driver.function.group().unmap(RINGS, driver.rings.size())?;
-    for number in 0..PIECES {
+    for number in 0..driver.buffers.pieces() {
         driver
             .function
             .group()
@@ -124,11 +197,11 @@ pub(crate) fn stop() -> Result<Value> {
     Ok(json!({ "vfio": "off" }))
 }
 
-/// The memory of all frames.
+/// The memory of all frames: a power of two of pieces.
 struct Buffers(Vec<MmapRegion<()>>);
 
 impl Buffers {
-    fn new() -> Result<Self> {
+    fn new(pieces: u16) -> Result<Self> {
         let size = usize::try_from(PIECE).unwrap_or_default();
         let piece = |_| {
             let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -136,7 +209,11 @@ impl Buffers {
             MmapRegion::build(None, size, access, kind)
                 .map_err(|error| Error::invalid("a large page", report(&error)))
         };
-        (0..PIECES).map(piece).collect::<Result<_>>().map(Self)
+        (0..pieces).map(piece).collect::<Result<_>>().map(Self)
+    }
+
+    fn pieces(&self) -> u16 {
+        u16::try_from(self.0.len()).unwrap_or(PIECES)
     }
 
     /// The device's address of a piece. The order is not that of this process's addresses.
@@ -144,15 +221,20 @@ impl Buffers {
         FIRST_PIECE + u64::from(PIECES - 1 - piece) * PIECE_STRIDE
     }
 
-    /// The piece of a buffer and the offset in it.
-    fn place(buffer: u16) -> (u16, u64) {
-        let offset = u64::from(buffer / PIECES) * BUFFER_STRIDE + BUFFER_START;
-        (buffer % PIECES, offset)
+    /// Bytes between two buffers of a piece.
+    fn stride(pieces: u16) -> u64 {
+        PIECE * u64::from(pieces) / (2 * u64::from(ENTRIES))
+    }
+
+    /// The piece of a buffer and the offset in it, of so many pieces.
+    fn place(buffer: u16, pieces: u16) -> (u16, u64) {
+        let offset = u64::from(buffer / pieces) * Self::stride(pieces) + BUFFER_START;
+        (buffer % pieces, offset)
     }
 
     /// The device's address of a buffer.
-    fn iova_of(buffer: u16) -> u64 {
-        let (piece, offset) = Self::place(buffer);
+    fn iova_of(&self, buffer: u16) -> u64 {
+        let (piece, offset) = Self::place(buffer, self.pieces());
         Self::iova(piece) + offset
     }
 
@@ -163,7 +245,7 @@ impl Buffers {
         skipped: usize,
         len: usize,
     ) -> Result<vm_memory::VolatileSlice<'_>> {
-        let (piece, offset) = Self::place(buffer);
+        let (piece, offset) = Self::place(buffer, self.pieces());
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let slice = self
             .0
@@ -199,9 +281,10 @@ impl Queue {
         })
     }
 
-    fn add(&mut self, buffer: u16, len: u32, direction: Direction) -> Result<()> {
+    /// Gives a buffer at a device's address to the device.
+    fn add(&mut self, buffer: u16, iova: u64, len: u32, direction: Direction) -> Result<()> {
         let piece = Piece {
-            iova: DeviceAddress(Buffers::iova_of(buffer)),
+            iova: DeviceAddress(iova),
             len,
             direction,
         };
@@ -236,8 +319,7 @@ struct Driver {
 }
 
 impl Driver {
-    fn start(group: Group, frame_max: usize) -> Result<Self> {
-        let buffers = Buffers::new()?;
+    fn start(group: Group, frame_max: usize, buffers: Buffers) -> Result<Self> {
         for (number, piece) in (0..PIECES).zip(&buffers.0) {
             let host = u64::try_from(piece.as_ptr().addr()).unwrap_or(u64::MAX);
             // SAFETY: `Buffers` accesses its regions as volatile slices.
@@ -279,7 +361,8 @@ impl Driver {
     /// Offers a buffer for a frame to the device.
     fn offer(&mut self, buffer: u16) -> Result<()> {
         let len = u32::try_from(HEADER.len() + self.frame_max).unwrap_or(u32::MAX);
-        self.receive.add(buffer, len, Direction::DeviceWrites)
+        let iova = self.buffers.iova_of(buffer);
+        self.receive.add(buffer, iova, len, Direction::DeviceWrites)
     }
 
     /// Kicks a queue if its device wants a kick.
@@ -308,7 +391,9 @@ impl Link for &mut Driver {
         let slice = self.buffers.slice(buffer, 0, all)?;
         slice.copy_from(&[&HEADER, frame].concat());
         let len = u32::try_from(all).unwrap_or(u32::MAX);
-        self.transmit.add(buffer, len, Direction::DeviceReads)?;
+        let iova = self.buffers.iova_of(buffer);
+        self.transmit
+            .add(buffer, iova, len, Direction::DeviceReads)?;
         self.kick(TRANSMIT)?;
         Ok(Sent::Gone)
     }
@@ -343,16 +428,23 @@ mod tests {
 
     #[test]
     fn buffers_are_apart_and_inside_their_pieces() {
-        let mut taken: Vec<_> = (0..2 * ENTRIES).map(Buffers::place).collect();
-        taken.sort_unstable();
-        for pair in taken.windows(2) {
-            let ((piece, offset), next) = (pair[0], pair[1]);
-            assert!(offset + BUFFER_STRIDE - BUFFER_START <= PIECE);
-            assert!(next.0 > piece || next.1 == offset + BUFFER_STRIDE);
+        for pieces in [2, 16, PIECES] {
+            let place = |buffer| Buffers::place(buffer, pieces);
+            let mut taken: Vec<_> = (0..2 * ENTRIES).map(place).collect();
+            taken.sort_unstable();
+            let stride = Buffers::stride(pieces);
+            // A frame of the usual MTU fits.
+            assert!(BUFFER_START + 12 + 1514 <= stride);
+            for pair in taken.windows(2) {
+                let ((piece, offset), next) = (pair[0], pair[1]);
+                assert!(offset + stride - BUFFER_START <= PIECE);
+                assert!(next.0 > piece || next.1 == offset + stride);
+            }
         }
         assert_eq!(Buffers::iova(PIECES - 1), FIRST_PIECE);
         // Guest RAM of the tests lies below.
         const { assert!(FIRST_PIECE >= 1 << 32) };
-        assert!(Buffers::iova(0) + PIECE <= RINGS);
+        assert!(Buffers::iova(0) + PIECE <= BAR);
+        const { assert!(BAR + PAGE <= FILL && FILL + FILL_MAX * FILL_STRIDE <= RINGS) };
     }
 }

@@ -39,7 +39,8 @@ const FEATURES_OK: u8 = 8 | DRIVER;
 const DRIVER_OK: u8 = 4 | FEATURES_OK;
 
 /// MAC, VERSION_1 and ACCESS_PLATFORM.
-const FEATURES: u64 = 1 << 5 | 1 << 32 | 1 << 33;
+const FEATURES: u64 = 1 << 5 | 1 << 32 | ACCESS_PLATFORM;
+pub(super) const ACCESS_PLATFORM: u64 = 1 << 33;
 
 /// How long a reset may take.
 const RESET_LIMIT: Duration = Duration::from_secs(10);
@@ -138,13 +139,25 @@ impl Function {
 
     /// Resets the device and negotiates [`FEATURES`]; returns its address.
     pub(super) fn negotiate(&self) -> Result<Address> {
+        if !self.accepts(FEATURES)? {
+            return Err(Error::invalid("the device", "it refuses the features"));
+        }
+        self.read(self.device)
+    }
+
+    /// Resets the device and negotiates without one of [`FEATURES`]. Returns true if it accepts.
+    pub(super) fn accepts_without(&self, feature: u64) -> Result<bool> {
+        self.accepts(FEATURES & !feature)
+    }
+
+    fn accepts(&self, features: u64) -> Result<bool> {
         self.reset()?;
         self.set_status(DRIVER)?;
         for half in [0_u32, 1] {
             self.write(DEVICE_FEATURE_SELECT, &half.to_le_bytes())?;
             let offered = u32::from_le_bytes(self.read(self.common + DEVICE_FEATURE)?);
             // Lossless: each half has 32 bits.
-            let wanted = u32::try_from(FEATURES >> (32 * half) & 0xffff_ffff).unwrap_or_default();
+            let wanted = u32::try_from(features >> (32 * half) & 0xffff_ffff).unwrap_or_default();
             if wanted & !offered != 0 {
                 let why = format!("it offers {offered:#x}, without {wanted:#x} (half {half})");
                 return Err(Error::invalid("the device", why));
@@ -153,10 +166,7 @@ impl Function {
             self.write(DRIVER_FEATURE, &wanted.to_le_bytes())?;
         }
         self.set_status(FEATURES_OK)?;
-        if self.status()? != FEATURES_OK {
-            return Err(Error::invalid("the device", "it refuses the features"));
-        }
-        self.read(self.device)
+        Ok(self.status()? == FEATURES_OK)
     }
 
     /// Most entries of a queue.
