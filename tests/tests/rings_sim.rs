@@ -139,7 +139,10 @@ fn every_page_that_the_device_wrote_is_dirty() {
         let memory = machine.memory();
         machine.change(&[(RECEIVE, how)], &memory).unwrap();
         let before = receive_pages(memory.ram());
-        memory.ram().iter().for_each(|region| (**region).bitmap().reset());
+        memory
+            .ram()
+            .iter()
+            .for_each(|region| (**region).bitmap().reset());
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             let traffic = scope.spawn(|| guest.exchange(&stop));

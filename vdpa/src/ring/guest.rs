@@ -158,7 +158,12 @@ impl Areas {
 
     /// Checks a buffer. Behind an IOMMU it only has to lie where the guest may map memory. If it is
     /// not mapped, the access fails: a fault of the request, not of the ring.
-    fn check_buffer(&self, address: DeviceAddress, len: u32, direction: Direction) -> Result<(), Violation> {
+    fn check_buffer(
+        &self,
+        address: DeviceAddress,
+        len: u32,
+        direction: Direction,
+    ) -> Result<(), Violation> {
         let Some(space) = self.memory.space() else {
             return self.check_inside(address, len, direction);
         };
@@ -171,7 +176,12 @@ impl Areas {
         }
     }
 
-    fn check_inside(&self, address: DeviceAddress, len: u32, direction: Direction) -> Result<(), Violation> {
+    fn check_inside(
+        &self,
+        address: DeviceAddress,
+        len: u32,
+        direction: Direction,
+    ) -> Result<(), Violation> {
         let outside = Violation::Outside { address, len };
         let count = usize::try_from(len).map_err(|_| outside)?;
         let fits = IovaRange::from_size(address.0, u64::from(len)).is_some()
@@ -390,7 +400,7 @@ mod tests {
                     assert_eq!(queue.pop().unwrap().unwrap().pieces, [bad]);
                     let count = usize::try_from(bad.len).unwrap();
                     let access = bad.direction.into();
-                    assert!(!memory.check_range(GuestAddress(bad.iova), count, access));
+                    assert!(!memory.check_range(GuestAddress(bad.iova.0), count, access));
                     continue;
                 }
                 let error = queue.pop().unwrap_err();

@@ -179,7 +179,7 @@ impl Slot {
     fn uses(&self, ranges: &[IovaRange]) -> bool {
         let data = self.transfer().map_or(&[][..], |transfer| &transfer.data);
         data.iter().any(|piece| {
-            let piece = IovaRange::from_size(piece.iova, piece.len.into());
+            let piece = IovaRange::from_size(piece.iova.0, piece.len.into());
             piece.is_some_and(|piece| ranges.iter().any(|range| range.overlaps(&piece)))
         })
     }

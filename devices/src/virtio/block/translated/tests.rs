@@ -187,7 +187,7 @@ fn requests_that_can_be_cancelled_end_with_their_mapping() {
     rig.block.reset();
     let features = rig.block.features();
     let mut driver = Driver::new(&rig.driver.memory, SIZE);
-    driver.write(driver.addresses.device + 2, 0u16);
+    driver.write((driver.addresses.device + 2).0, 0u16);
     rig.block.activate(driver.activation(features)).unwrap();
     std::mem::swap(&mut rig.driver, &mut driver);
     for (number, status) in [(0, 1), (5, 0)] {
