@@ -80,8 +80,8 @@ impl DeviceMemory {
         ranges
     }
 
-    /// Calls `f` with the guest-physical address and length of each part of `len` bytes at `address`
-    /// that the device can write. Without an IOMMU it is called once.
+    /// Calls `f` with the guest-physical address and length of each part of `len` bytes at
+    /// `address` that the device can write. Without an IOMMU it is called once.
     pub fn for_each_written(
         &self,
         DeviceAddress(address): DeviceAddress,

@@ -167,7 +167,12 @@ proptest! {
         }
         let base = if packed { VringBase::initial(true) } else { at(position) };
         for (driver, device) in [(driver, device), (DRIVER, DEVICE)] {
-            let addresses = QueueAddresses { size: 1 << exponent, descriptor: DeviceAddress(0), driver: DeviceAddress(driver), device: DeviceAddress(device) };
+            let addresses = QueueAddresses {
+                size: 1 << exponent,
+                descriptor: DeviceAddress(0),
+                driver: DeviceAddress(driver),
+                device: DeviceAddress(device),
+            };
             let hostile = Ring { memory: &memory, index: 5, addresses };
             let _ = hostile.resume_base(base, false);
             let _ = hostile.after_another(base, false);
