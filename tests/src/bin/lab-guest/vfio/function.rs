@@ -38,6 +38,10 @@ const DRIVER: u8 = 0b11;
 const FEATURES_OK: u8 = 8 | DRIVER;
 const DRIVER_OK: u8 = 4 | FEATURES_OK;
 
+/// CTRL_VQ and CTRL_MAC_ADDR, if offered: the VMM sets the address by them when the guest moves to
+/// a device with another one. This driver has no control queue.
+const OPTIONAL: u64 = 1 << 17 | 1 << 23;
+
 /// MAC, VERSION_1 and ACCESS_PLATFORM.
 const FEATURES: u64 = 1 << 5 | 1 << 32 | ACCESS_PLATFORM;
 pub(super) const ACCESS_PLATFORM: u64 = 1 << 33;
@@ -157,7 +161,9 @@ impl Function {
             self.write(DEVICE_FEATURE_SELECT, &half.to_le_bytes())?;
             let offered = u32::from_le_bytes(self.read(self.common + DEVICE_FEATURE)?);
             // Lossless: each half has 32 bits.
-            let wanted = u32::try_from(features >> (32 * half) & 0xffff_ffff).unwrap_or_default();
+            let half_of =
+                |bits: u64| u32::try_from(bits >> (32 * half) & 0xffff_ffff).unwrap_or_default();
+            let wanted = half_of(features) | half_of(OPTIONAL) & offered;
             if wanted & !offered != 0 {
                 let why = format!("it offers {offered:#x}, without {wanted:#x} (half {half})");
                 return Err(Error::invalid("the device", why));
