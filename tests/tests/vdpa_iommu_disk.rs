@@ -140,12 +140,12 @@ fn a_guest_that_unmaps_at_once_keeps_its_data() {
     assert!(after > before, "the generator is not behind the IOMMU");
     // The driver leaves the disk, and maps the rings of the next one.
     scene.unplug("disk0");
-    assert_eq!(scene.plug("disk0", &first), "00:10.0");
+    assert_eq!(scene.plug("disk0", &first), "0000:00:10.0");
     scene.wait_disks(1, Some("DMA"));
     scene.check("disk-verify vda 7 4096");
 
     // The generator has the slot between them.
-    assert_eq!(scene.plug("second", &second), "00:12.0");
+    assert_eq!(scene.plug("second", &second), "0000:00:12.0");
     scene.wait_disks(2, Some("DMA"));
     scene.check("disk-check vdb 9 4096");
     scene.check("disk-verify vda 7 4096");
