@@ -27,7 +27,6 @@
 mod support;
 
 use std::time::{Duration, Instant};
-use vdpa::iova::DeviceAddress;
 
 use devices::virtio::backend::{Backend as _, QueueChange};
 use lab::labnic::{Labnic, trouble};
@@ -39,6 +38,7 @@ use support::nic::{PATIENCE, RECEIVE, TRANSMIT};
 use support::{MAC, SECOND, text};
 use vdpa::control_queue::ControlQueue;
 use vdpa::control_queue::queue::ANSWER_TIMEOUT;
+use vdpa::iova::DeviceAddress;
 use vdpa::ring::SplitLayout;
 use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
 use vm_memory::{Bytes as _, GuestAddress};

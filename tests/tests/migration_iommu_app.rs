@@ -70,7 +70,6 @@ fn an_application_with_128_mib_mapped_moves_with_shadow_queues() {
 
 #[test]
 fn an_application_with_16_mib_mapped_moves_with_direct_queues() {
-    // The forecast takes all mapped pages for data. Most are zeros, and an emulated host reads them
-    // slowly.
+    // An emulated host takes longer than the default limit to send the mapped pages once more.
     there_and_back(8, "192M", MAPPINGS, Duration::from_secs(60));
 }

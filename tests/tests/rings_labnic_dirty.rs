@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use vdpa::iova::DeviceAddress;
 
 use lab::labnic::{self, Labnic};
 use vdpa::ErrorKind;
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::GuestMemory;
 use vdpa::relay::{Dirty, Strategy, mark_ram};
 use vdpa::uapi::BackendFeatures;

@@ -7,7 +7,10 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+mod live;
+
 use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -16,6 +19,7 @@ use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::require_lab;
 use lab::temp_path::TempPath;
+use live::{ask_upgrade, wait_upgrade};
 use serde_json::{Value, json};
 
 const SECTORS: u64 = 16_384;
@@ -163,17 +167,10 @@ fn a_guest_that_unmaps_lazily_is_upgraded_and_restored() {
     scene.wait_disks(1, Some("DMA-FQ"));
     scene.check("disk-check vda 7 4096");
 
-    let body = json!({ "program": std::env::var("BELLHOP").unwrap() });
     let client = scene.client();
-    let answer = client.ask("POST", "/v1/vm/upgrade", Some(&body)).unwrap();
-    assert_eq!(answer.status, 202, "{}", answer.body);
-    let begin = Instant::now();
-    // The API is unavailable for a moment.
-    while client.get("/v1/vm").map_or(true, |vm| vm["upgrades"] != 1) {
-        assert!(begin.elapsed() < NOTICE);
-        sleep(Duration::from_millis(20));
-    }
-    assert_eq!(client.get("/v1/vm").unwrap()["upgrade_error"], Value::Null);
+    ask_upgrade(&client, Path::new(&std::env::var_os("BELLHOP").unwrap()));
+    let vm = wait_upgrade(&scene.guest, &client, |vm| vm["upgrades"] == 1);
+    assert_eq!(vm["upgrade_error"], Value::Null, "{vm}");
     scene.check("disk-verify vda 7 4096");
     scene.check("disk-check vda 8 4096");
     scene.maps();

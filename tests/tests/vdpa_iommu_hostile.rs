@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 /// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:53:05";
 const OTHER_MAC: &str = "52:54:5e:11:53:06";
-/// How long the NIC's driver may wait for the IOMMU's driver.
-const PROBE: Duration = Duration::from_secs(30);
+/// How long a driver or an alarm may take to appear.
+const NOTICE: Duration = Duration::from_secs(30);
 
 const SOME: Frames = Frames {
     count: 100,
@@ -56,7 +56,7 @@ impl Vm {
             if let Some(nic) = own.next() {
                 break nic["name"].as_str().unwrap().to_owned();
             }
-            assert!(begin.elapsed() < PROBE, "{info}");
+            assert!(begin.elapsed() < NOTICE, "{info}");
             sleep(Duration::from_millis(200));
         };
         guest.command(&format!("up {name}")).unwrap();
@@ -162,7 +162,7 @@ fn too_many_mappings(limit: u64, asked: u64) {
         if !record["alarms"].as_array().unwrap().is_empty() {
             break record;
         }
-        assert!(begin.elapsed() < PROBE, "{record}");
+        assert!(begin.elapsed() < NOTICE, "{record}");
         sleep(Duration::from_millis(100));
     };
     let alarm = &record["alarms"][0];

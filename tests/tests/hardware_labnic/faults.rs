@@ -1,11 +1,11 @@
 //! Hostile drivers, deliberate faults, and a hundred restarts.
 
 use std::time::Instant;
-use vdpa::iova::DeviceAddress;
 
 use lab::labnic::Labnic;
 use vdpa::ErrorKind;
 use vdpa::device::VringBase;
+use vdpa::iova::DeviceAddress;
 use vdpa::ring::{Direction, Piece};
 
 use super::client::{Client, MRG_RXBUF, PATIENCE, RING_SIZE, Setup, frame, wait_for};

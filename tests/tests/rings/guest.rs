@@ -18,12 +18,12 @@ use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use vdpa::iova::DeviceAddress;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use vdpa::device::VringAddresses;
 use vdpa::doorbell::Doorbell;
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::GuestMemory;
 use vdpa::relay::RelayedQueue;
 use vdpa::ring::split::GuestRing;

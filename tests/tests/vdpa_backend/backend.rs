@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 use std::time::Duration;
-use vdpa::iova::DeviceAddress;
 
 use devices::virtio::backend::{Activation, Backend as _, QueueChange};
 use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
 use lab::sim::{Mapping, SimDevice};
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::GuestMemory;
 use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
 use vm_memory::{Bytes as _, GuestAddress};

@@ -1,10 +1,10 @@
 //! Features of the VMM itself: the announcement and the reset of single queues.
 
 use std::time::{Duration, Instant};
-use vdpa::iova::DeviceAddress;
 
 use devices::virtio::backend::{Backend as _, Hardware as _, QueueChange};
 use lab::sim::{Mapping, SimDevice};
+use vdpa::iova::DeviceAddress;
 use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
 use vm_memory::{Bytes as _, GuestAddress};
 

@@ -1,10 +1,10 @@
 //! The device's states, compared step by step with the kernel's view.
 
 use std::fs::File;
-use vdpa::iova::DeviceAddress;
 
 use vdpa::causes::in_one_line;
 use vdpa::device::{Device, State, VringBase, VringConfig};
+use vdpa::iova::DeviceAddress;
 use vdpa::uapi::BackendFeatures;
 
 use lab::sim::Mapping;

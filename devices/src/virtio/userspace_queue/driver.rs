@@ -3,8 +3,8 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use vdpa::iova::DeviceAddress;
 
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::GuestMemory;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};

@@ -10,11 +10,11 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
-use vdpa::iova::DeviceAddress;
 
 use devices::virtio::backend::{Activation, Queue, QueueAddresses};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::GuestMemory;
 use vm_memory::{ByteValued, Bytes, FileOffset, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;

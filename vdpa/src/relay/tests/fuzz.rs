@@ -6,13 +6,13 @@
 //! hostile mode driver and device write anything into the rings: a pass ends, and the relay reports
 //! only guest memory.
 
-use crate::iova::DeviceAddress;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::model::{RingSim, SIZE, Space, layout};
 use super::packed;
+use crate::iova::DeviceAddress;
 use crate::relay::{Dirty, Strategy as How, UsedShadow};
 use crate::{Error, ErrorKind};
 

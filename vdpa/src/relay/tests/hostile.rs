@@ -1,7 +1,6 @@
 //! Devices and guests that break every rule: errors, never a panic, an endless loop or an access
 //! outside the memory.
 
-use crate::iova::DeviceAddress;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -9,6 +8,7 @@ use proptest::prelude::*;
 use super::fuzz::scribble;
 use super::model::{ADDRESSES, RingSim, SIZE, buffer, layout};
 use crate::device::VringBase;
+use crate::iova::DeviceAddress;
 use crate::memory::SharedBuffer;
 use crate::relay::{FullShadow, Position, Strategy as How, Svq, UsedShadow};
 use crate::ring::Violation;

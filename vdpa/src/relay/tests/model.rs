@@ -1,7 +1,6 @@
 //! Models of a guest's driver and a device, which access memory only as the two sides of a ring. A
 //! simulation connects them through a relay or directly.
 
-use crate::iova::DeviceAddress;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::super::{Dirty, FullShadow, Signals, Strategy, Svq, UsedShadow};
 use crate::Error;
 use crate::device::{VringAddresses, VringBase};
+use crate::iova::DeviceAddress;
 use crate::memory::{GuestMemory, SharedBuffer};
 use crate::ring::SplitLayout;
 use crate::ring::split::{GuestRing, Suppression};

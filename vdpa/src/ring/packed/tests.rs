@@ -1,6 +1,5 @@
 //! Tests of both sides against each other over one memory, and of each against a hostile peer.
 
-use crate::iova::DeviceAddress;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use super::super::{
 };
 use super::*;
 use crate::device::VringAddresses;
+use crate::iova::DeviceAddress;
 use crate::memory::{GuestMemory, SharedBuffer};
 
 mod arrange;

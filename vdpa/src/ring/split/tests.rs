@@ -1,6 +1,5 @@
 //! Tests of the queue against a model device, honest and hostile.
 
-use crate::iova::DeviceAddress;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,6 +9,7 @@ use super::super::guest::{DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE};
 use super::super::{Direction, DriverQueue, Piece, RingFeatures, SplitLayout, Used, Violation};
 use super::*;
 use crate::device::VringBase;
+use crate::iova::DeviceAddress;
 use crate::memory::SharedBuffer;
 
 const BASE: u64 = 0x7000_0000;

@@ -1,13 +1,13 @@
 //! The registers that a guest finds, and the writes that have no effect.
 
 use std::sync::Arc;
-use vdpa::iova::DeviceAddress;
 
 use super::rig::{MAX_SIZES, Model, OFFER, PACKED, REFUSE, Rig, Shape, VERSION_1, WINDOW, reg};
 use crate::Error;
 use crate::testing::{FakeDoorbells, FakeVectors};
 use crate::virtio::backend::{Activation, Backend, Event, Outcome, QueueChange, SavedState};
 use crate::virtio::pci::VirtioPciDevice;
+use vdpa::iova::DeviceAddress;
 
 #[test]
 fn a_guest_finds_everything() {

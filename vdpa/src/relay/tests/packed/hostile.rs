@@ -1,7 +1,6 @@
 //! Devices and guests that break every rule: errors, never a panic, an endless loop or an access
 //! outside the memory.
 
-use crate::iova::DeviceAddress;
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use proptest::prelude::*;
 use super::fuzz::scribble;
 use super::model::{RingSim, SIZE, Shapes, TABLES, WINDOW};
 use crate::device::VringBase;
+use crate::iova::DeviceAddress;
 use crate::memory::GuestMemory;
 use crate::relay::{Dirty, FullShadow, Strategy as How, Svq};
 use crate::ring::{Direction, GuestRing, Piece, Violation};

@@ -1,13 +1,13 @@
 //! A device that accesses memory only as the other side of a packed ring. A simulation connects it
 //! with a guest's driver through a shadow or directly.
 
-use crate::iova::DeviceAddress;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::super::super::{FullShadow, Pass, Strategy, Svq};
 use super::super::model::{Log, Space};
 use crate::device::{VringAddresses, VringBase};
+use crate::iova::DeviceAddress;
 use crate::memory::SharedBuffer;
 use crate::ring::packed::GuestRing;
 use crate::ring::{self, Direction, DriverQueue, PackedLayout, Piece, RingFeatures, Used};

@@ -1,12 +1,12 @@
 //! Tests of the device's side against a driver that writes anything.
 
-use crate::iova::DeviceAddress;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::*;
 use crate::Error;
 use crate::causes::in_one_line;
+use crate::iova::DeviceAddress;
 
 const RING: VringAddresses = VringAddresses {
     descriptor: DeviceAddress(0x1000),
