@@ -4,6 +4,8 @@
 //! This module owns the judgement. Every frame must return once and whole. The device must count as
 //! many on each of its two data queues, or the other guest must send as many back. Each comparison
 //! has two independent counts.
+//!
+//! A flood continues in the guest while its VM changes: [`flood_on`], [`flood_off`].
 
 use crate::error::{Error, Result};
 use crate::guest::Guest;
@@ -78,6 +80,20 @@ pub fn all_returned(answer: &Value, count: u64) -> Result<()> {
 /// [`Error::Invalid`] unless every frame came back exactly once, unchanged in both directions;
 /// those of [`Guest::command`].
 pub fn exchange_between(from: &mut Guest, to: &mut Guest, mac: &str, frames: Frames) -> Result<()> {
+    exchange_from(from, "eth0", to, mac, frames)
+}
+
+/// Like [`exchange_between`], from a NIC of the guest with another name.
+///
+/// # Errors
+/// As [`exchange_between`].
+pub fn exchange_from(
+    from: &mut Guest,
+    nic: &str,
+    to: &mut Guest,
+    mac: &str,
+    frames: Frames,
+) -> Result<()> {
     let Frames {
         count,
         size,
@@ -85,7 +101,7 @@ pub fn exchange_between(from: &mut Guest, to: &mut Guest, mac: &str, frames: Fra
     } = frames;
     let echo = format!("echo {count} {}", ECHO_SILENCE.as_secs());
     to.listen(&echo)?;
-    let frames = format!("frames {count} {size} {window} to {mac}");
+    let frames = format!("frames {count} {size} {window} {nic} to {mac}");
     let sent = from.command_within(&frames, EXCHANGE_LIMIT)?;
     let echoed = to.answer(&echo, EXCHANGE_LIMIT)?;
     expect_whole(&sent, count)?;
@@ -129,9 +145,46 @@ pub fn check_traffic(guest: &mut Guest, device: &SimDevice) {
         size: 590,
         window: 16,
     };
-    if let Err(error) = exchange_counted(guest, "eth0", device, &[frames]) {
-        panic!("{}", crate::error::report(&error));
-    }
+    or_panic(exchange_counted(guest, "eth0", device, &[frames]));
+}
+
+/// Starts frames from a NIC to the device with this address, which sends them back. They continue
+/// until [`flood_off`], with a window of them in flight.
+///
+/// # Panics
+/// If the guest refuses, with the reason.
+#[track_caller]
+pub fn flood_on(guest: &mut Guest, nic: &str, mac: &str) {
+    or_panic(guest.command(&format!("flood-on 300 64 {nic} to {mac}")));
+}
+
+/// Ends the flood.
+///
+/// # Panics
+/// As [`assert_flood_returned`].
+#[track_caller]
+pub fn flood_off(guest: &mut Guest) -> Value {
+    let answer = or_panic(guest.command_within("flood-off", EXCHANGE_LIMIT));
+    assert_flood_returned(&answer);
+    answer
+}
+
+/// Checks the answer that ends frames in the background: some were sent, and each returned once,
+/// intact.
+///
+/// # Panics
+/// If a frame is missing, damaged or doubled.
+#[track_caller]
+pub fn assert_flood_returned(answer: &Value) {
+    println!("{answer}");
+    let sent = answer["tx"].as_u64().unwrap_or_default();
+    assert!(sent > 0, "{answer}");
+    or_panic(all_returned(answer, sent));
+}
+
+#[track_caller]
+fn or_panic<T>(result: Result<T>) -> T {
+    result.unwrap_or_else(|error| panic!("{}", crate::error::report(&error)))
 }
 
 /// Like [`exchange`], for several sizes one after the other. The device must then have counted

@@ -66,6 +66,11 @@ fn bellhop(node: &Node, words: &[&str]) -> Output {
     output
 }
 
+#[track_caller]
+fn run(command: &mut Command) {
+    assert!(command.status().unwrap().success(), "{command:?}");
+}
+
 /// A destination that never answers: a migration there is in progress until it is cancelled.
 fn silent(test: &str) -> (UnixListener, PathBuf) {
     let name = format!("lab-operations-{test}-{}.move", std::process::id());
@@ -91,9 +96,17 @@ fn a_snapshots_result_survives_the_daemon() {
         "{done:#}"
     );
     assert!(at("first").is_dir());
-    // The directory is there already.
-    let again = begun(&node, "POST", snapshot, &first);
-    let failed = ended(&node, &again);
+    // A used directory is refused before an operation begins.
+    let refused = node.api.ask("POST", snapshot, Some(&first)).unwrap();
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    // A full file system fails the operation.
+    let small = at("small");
+    std::fs::create_dir(&small).unwrap();
+    let options = ["-t", "tmpfs", "-o", "size=4k", "none"];
+    run(Command::new("mount").args(options).arg(&small));
+    let full = json!({ "path": small.join("snapshot") });
+    let failed = ended(&node, &begun(&node, "POST", snapshot, &full));
+    run(Command::new("umount").arg("--lazy").arg(&small));
     assert_eq!(failed["phase"], "failed", "{failed:#}");
     assert!(failed["error"]["message"].is_string(), "{failed:#}");
     assert_eq!(failed["error"]["request_id"], failed["request_id"]);

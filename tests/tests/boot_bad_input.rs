@@ -429,11 +429,7 @@ fn a_short_limit_on_locked_memory() {
             .open(net.path())
             .unwrap();
     }
-    reload(Mapping {
-        use_va: true,
-        batch_mapping: true,
-    })
-    .unwrap();
+    reload(Mapping::DEFAULT).unwrap();
 }
 
 #[test]

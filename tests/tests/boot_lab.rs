@@ -36,11 +36,7 @@ fn devices_come_with_every_mapping_and_go_when_dropped() {
         drop(net);
         assert!(!Path::new("/sys/bus/vdpa/devices").join(name).exists());
     }
-    sim::reload(Mapping {
-        use_va: true,
-        batch_mapping: true,
-    })
-    .unwrap();
+    sim::reload(Mapping::DEFAULT).unwrap();
 }
 
 #[test]

@@ -120,18 +120,12 @@ fn resets_and_reboots(mapping: Mapping) {
 
 #[test]
 fn nothing_leaks_with_pinned_memory() {
-    resets_and_reboots(Mapping {
-        use_va: false,
-        batch_mapping: false,
-    });
+    resets_and_reboots(Mapping::PINNED_ONE_BY_ONE);
 }
 
 #[test]
 fn nothing_leaks_with_shared_virtual_addresses_in_batches() {
-    resets_and_reboots(Mapping {
-        use_va: true,
-        batch_mapping: true,
-    });
+    resets_and_reboots(Mapping::DEFAULT);
 }
 
 /// The two other mappings: `soak` only.

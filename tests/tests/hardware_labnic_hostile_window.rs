@@ -38,6 +38,7 @@ use support::nic::{PATIENCE, RECEIVE, TRANSMIT};
 use support::{MAC, SECOND, text};
 use vdpa::control_queue::ControlQueue;
 use vdpa::control_queue::queue::ANSWER_TIMEOUT;
+use vdpa::iova::DeviceAddress;
 use vdpa::ring::SplitLayout;
 use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
 use vm_memory::{Bytes as _, GuestAddress};
@@ -232,7 +233,7 @@ fn no_ring_lies_in_the_window() {
                         &mut addresses.descriptor,
                         &mut addresses.driver,
                         &mut addresses.device,
-                    ][area] = place;
+                    ][area] = DeviceAddress(place);
                     hostile.backend.negotiate(hostile.features).unwrap();
                     let error = hostile.backend.activate(activation).unwrap_err();
                     assert!(chain(&error).contains("outside"), "{}", chain(&error));
@@ -250,7 +251,7 @@ fn no_ring_lies_in_the_window() {
                 &mut queue.addresses.descriptor,
                 &mut queue.addresses.driver,
                 &mut queue.addresses.device,
-            ][area] = CONTROL_QUEUE;
+            ][area] = DeviceAddress(CONTROL_QUEUE);
             let error = hostile.backend.change(QueueChange::Enable(queue));
             let error = error.unwrap_err();
             assert!(chain(&error).contains("outside"), "{}", chain(&error));

@@ -18,7 +18,7 @@ use lab::messages::messages;
 use lab::notice::{self, notice};
 use lab::sim::{SimDevice, require_lab};
 use lab::soak_run::Run;
-use lab::traffic::check_traffic;
+use lab::traffic::{assert_flood_returned, check_traffic, flood_on};
 use moving::faults::{Fault, FaultyLink, Kind};
 use moving::soak::{Scene, TrafficPeer, run_soak};
 use moving::{Host, NOTICE, move_guest, move_to_waiting};
@@ -32,11 +32,6 @@ const SMALL_MTU: u16 = 1000;
 
 /// A frame that takes a page, each half millisecond, for longer than a migration takes.
 const KEPT: &str = "kept-on 4000 1400 500";
-
-/// Starts verified frames that return, a window of them in flight, until `flood-off`.
-fn flood_on() -> String {
-    format!("flood-on 300 64 eth0 to {MAC}")
-}
 
 /// Migrations of one guest, there and back.
 const MOVES: u64 = 4;
@@ -93,10 +88,10 @@ fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
         // memory is copied. The guest looks at the latter only after its arrival.
         let kept = number % 2 == 1;
         if kept {
-            guest.command(KEPT).unwrap()
+            guest.command(KEPT).unwrap();
         } else {
-            guest.command(&flood_on()).unwrap()
-        };
+            flood_on(&mut guest, "eth0", MAC);
+        }
         let before = uptime(&mut guest);
         let (moved, status) = move_guest(guest, &hosts[from], &hosts[to]);
         println!("{status}");
@@ -105,12 +100,7 @@ fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
         assert!(uptime(&mut guest) >= before);
         let off = if kept { "kept-off" } else { "flood-off" };
         let came = guest.command(off).unwrap();
-        println!("{off}: {came}");
-        assert!(came["rx"].as_u64().unwrap() > 0, "{came}");
-        for wrong in ["corrupt", "duplicate", "lost"] {
-            assert_eq!(came[wrong], 0, "{wrong}: {came}");
-        }
-        assert_eq!(came["rx"], came["tx"], "{came}");
+        assert_flood_returned(&came);
         check_traffic(&mut guest, &devices[to]);
     }
     assert!(best < MAGNITUDE, "no forecast came near: {best}");

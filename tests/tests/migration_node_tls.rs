@@ -18,6 +18,7 @@ mod certificates;
 use certificates::{Identity, Validity};
 use lab::guest::{BellhopArguments, Guest};
 use lab::node::{Node, until};
+use lab::traffic::{flood_off, flood_on};
 use serde_json::{Value, json};
 use std::fs;
 use std::net::TcpListener;
@@ -146,8 +147,7 @@ fn check(guest: &mut Guest) {
 fn moves(mut guest: Guest, from: (&Node, &str), to: (&Node, &str), request: &Value) -> Guest {
     guest.command("write-on 24 50").unwrap();
     // To itself, through the device, with a window of frames in flight.
-    let flood = format!("flood-on 300 64 eth0 to {MAC}");
-    guest.command(&flood).unwrap();
+    flood_on(&mut guest, "eth0", MAC);
     let path = format!("/v1/vms/{}/migration", from.1);
     let sent = from.0.api.ask("POST", &path, Some(request)).unwrap();
     assert_eq!(sent.status, 202, "{}", sent.body);
@@ -157,12 +157,7 @@ fn moves(mut guest: Guest, from: (&Node, &str), to: (&Node, &str), request: &Val
         from.0.vm(from.1).unwrap().is_none() && from.0.processes().is_empty()
     })
     .unwrap();
-    let flooded = there.command("flood-off").unwrap();
-    assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
-    for wrong in ["corrupt", "duplicate", "lost"] {
-        assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
-    }
-    assert_eq!(flooded["rx"], flooded["tx"], "{flooded}");
+    flood_off(&mut there);
     let written = there.command("write-off").unwrap();
     assert_eq!(written["wrong"], 0, "{written}");
     check(&mut there);

@@ -6,23 +6,22 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+mod live;
+
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
 use lab::sim::{SimDevice, require_lab};
-use lab::traffic::check_traffic;
+use lab::traffic::{assert_flood_returned, check_traffic, flood_off, flood_on};
+use live::{ask_upgrade, wait_upgrade};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 /// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:58:01";
-
-/// How long an upgrade may take to show; the guest is emulated twice.
-const NOTICE: Duration = Duration::from_secs(30);
 
 /// Upgrades of one machine, one after the other. The first ones run under a flood, the others under
 /// frames at an even pace, whose gaps are measured.
@@ -76,32 +75,6 @@ fn start(device: &SimDevice, socket: &Temporary, filters: &str) -> (Guest, Clien
     (Guest::start(&arguments).unwrap(), Client::new(&socket.0))
 }
 
-fn ask_upgrade(client: &Client, program: &Path) {
-    let body = json!({ "program": program });
-    let answer = client.ask("POST", "/v1/vm/upgrade", Some(&body)).unwrap();
-    assert_eq!(answer.status, 202, "{}", answer.body);
-}
-
-/// Waits until the machine reports the end of an upgrade.
-fn wait_upgrade(guest: &Guest, client: &Client, done: impl Fn(&Value) -> bool) -> Value {
-    let started = Instant::now();
-    loop {
-        // The API is away for a moment.
-        if let Ok(vm) = client.get("/v1/vm")
-            && done(&vm)
-        {
-            return vm;
-        }
-        assert!(
-            started.elapsed() < NOTICE,
-            "{:?}\n{}",
-            client.get("/v1/vm"),
-            guest.console()
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// The file that the machine's process executes.
 fn program_of(guest: &Guest) -> PathBuf {
     fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap()
@@ -146,17 +119,6 @@ fn filters_of(guest: &Guest) -> BTreeMap<String, u32> {
     filters
 }
 
-/// Checks that frames were sent and that each returned once, intact.
-#[track_caller]
-fn came_back(answer: &Value) {
-    println!("{answer}");
-    assert!(answer["rx"].as_u64() > Some(0), "{answer}");
-    for wrong in ["corrupt", "duplicate", "lost"] {
-        assert_eq!(answer[wrong], 0, "{wrong}: {answer}");
-    }
-    assert_eq!(answer["rx"], answer["tx"], "{answer}");
-}
-
 #[test]
 fn one_program_after_the_other_continues_a_guest_under_load() {
     require_lab().unwrap();
@@ -170,11 +132,10 @@ fn one_program_after_the_other_continues_a_guest_under_load() {
     let clock = |guest: &mut Guest| guest.command("now").unwrap()["now_us"].clone();
     let mut upgrades = Vec::new();
     // To itself, through the device.
-    let flood = format!("flood-on 300 64 eth0 to {MAC}");
-    guest.command(&flood).unwrap();
+    flood_on(&mut guest, "eth0", MAC);
     for upgrade in 1..=UPGRADES {
         if upgrade == FLOODED + 1 {
-            came_back(&guest.command("flood-off").unwrap());
+            flood_off(&mut guest);
             guest.command(&format!("paced-on {RATE} 300")).unwrap();
         }
         let begin = clock(&mut guest);
@@ -198,7 +159,7 @@ fn one_program_after_the_other_continues_a_guest_under_load() {
         );
         assert_eq!(&program_of(&guest), program);
     }
-    came_back(&guest.command("paced-off").unwrap());
+    assert_flood_returned(&guest.command("paced-off").unwrap());
     for (begin, end, claimed_ms) in upgrades {
         let line = format!("paced-gaps {begin} {end}");
         let gaps = guest.command(&line).unwrap();

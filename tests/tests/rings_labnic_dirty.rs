@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 
 use lab::labnic::{self, Labnic};
 use vdpa::ErrorKind;
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::GuestMemory;
-use vdpa::relay::{Dirty, Strategy};
+use vdpa::relay::{Dirty, Strategy, mark_ram};
 use vdpa::uapi::BackendFeatures;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
@@ -43,8 +44,8 @@ struct Log {
 }
 
 impl Dirty for Log {
-    fn mark(&self, address: u64, len: u32) {
-        self.memory.mark(address, len);
+    fn mark(&self, DeviceAddress(address): DeviceAddress, len: u32) {
+        mark_ram(&self.memory, address, u64::from(len));
         let mut marks = self.marks.lock().unwrap();
         let (longest, times) = marks.entry(address).or_default();
         *longest = len.max(*longest);

@@ -313,7 +313,7 @@ fn cut(machine: &mut Machine, variant: &Variant, random: &mut Random, cuts: &mut
     machine.submit();
     cuts.look(machine);
     let memory = machine.memory();
-    match machine.change(&targets, &*memory) {
+    match machine.change(&targets, &memory) {
         Ok(()) => {
             for (from, &(queue, to)) in now.into_iter().zip(&targets) {
                 assert_eq!(machine.strategy(queue), to);
@@ -330,7 +330,7 @@ fn cut(machine: &mut Machine, variant: &Variant, random: &mut Random, cuts: &mut
             let targets: Vec<_> = (targets.iter())
                 .map(|&(queue, _)| (queue, Strategy::UsedShadow))
                 .collect();
-            machine.change(&targets, &*memory).unwrap();
+            machine.change(&targets, &memory).unwrap();
             cuts.changes += 1;
         }
         Err(error) => panic!("{error:?}"),
@@ -542,7 +542,7 @@ fn each_change_kicks_each_queue() {
     let memory = machine.memory();
     for to in ALL.into_iter().cycle().skip(1).take(6) {
         let before = kicks(&device);
-        machine.change(&machine.all(to), &*memory).unwrap();
+        machine.change(&machine.all(to), &memory).unwrap();
         let begin = Instant::now();
         while kicks(&device)
             .iter()

@@ -117,8 +117,8 @@ fn rings_are_also_a_guest_s_memory() {
         memory.load(address, Ordering::Acquire).unwrap()
     };
     let seen = (
-        index(queue.addresses().driver),
-        index(queue.addresses().device),
+        index(queue.addresses().driver.0),
+        index(queue.addresses().device.0),
     );
     assert_eq!(seen, queue.positions());
     // IOVA = VA where the range allows it, as it does here.
@@ -134,6 +134,7 @@ fn rings_are_relayed_under_a_driver_that_notices_nothing() {
     let mut netdev = start(net.path(), &Options::default());
     let memory = netdev.driver.guest_memory().unwrap();
     let mut set = netdev.relay_set(&memory).unwrap();
+    let memory = vdpa::memory::DeviceMemory::from(memory);
     let Netdev { device, mut driver } = netdev;
     let mut pair = driver.pairs.remove(0);
     let stop = AtomicBool::new(false);
@@ -153,7 +154,7 @@ fn rings_are_relayed_under_a_driver_that_notices_nothing() {
         let relay = |set: &mut SvqSet, time: Duration| {
             let (begin, mut used) = (Instant::now(), 0);
             while begin.elapsed() < time && !traffic.is_finished() {
-                let progress = set.poll(&*memory).unwrap();
+                let progress = set.poll(&memory).unwrap();
                 used += progress.used;
                 match progress.pause {
                     Pause::None => thread::yield_now(),
@@ -168,7 +169,7 @@ fn rings_are_relayed_under_a_driver_that_notices_nothing() {
             relayed += relay(&mut set, Duration::from_millis(10));
             let (receive, transmit) = (all[step % 3], all[step / 3 % 3]);
             let targets = [(0, receive), (1, transmit)];
-            set.change(&mut device, &targets, &*memory).unwrap();
+            set.change(&mut device, &targets, &memory).unwrap();
         }
         assert!(relayed > 0);
         drop(stopped);

@@ -32,11 +32,7 @@ const TRANSMIT: u16 = 1;
 
 fn simulator() -> SimDevice {
     sim::require_lab().unwrap();
-    sim::reload(Mapping {
-        use_va: true,
-        batch_mapping: true,
-    })
-    .unwrap();
+    sim::reload(Mapping::DEFAULT).unwrap();
     let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
     SimDevice::net("vdpa", &mac, 1500).unwrap()
 }
@@ -100,7 +96,7 @@ fn changes_under_traffic_lose_nothing() {
         for _ in 0..300 {
             let receive = next();
             let targets = [(RECEIVE, all[receive]), (TRANSMIT, all[next()])];
-            machine.change(&targets, &*memory).unwrap();
+            machine.change(&targets, &memory).unwrap();
             for (queue, strategy) in targets {
                 assert_eq!(machine.strategy(queue), strategy);
             }
@@ -141,9 +137,12 @@ fn every_page_that_the_device_wrote_is_dirty() {
         let frames = u32::from(SIZE) / 2;
         let (mut guest, mut machine, flow) = begin(&net, 0, frames, BackendFeatures::empty());
         let memory = machine.memory();
-        machine.change(&[(RECEIVE, how)], &*memory).unwrap();
-        let before = receive_pages(&memory);
-        memory.iter().for_each(|region| (**region).bitmap().reset());
+        machine.change(&[(RECEIVE, how)], &memory).unwrap();
+        let before = receive_pages(memory.ram());
+        memory
+            .ram()
+            .iter()
+            .for_each(|region| (**region).bitmap().reset());
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             let traffic = scope.spawn(|| guest.exchange(&stop));
@@ -155,8 +154,8 @@ fn every_page_that_the_device_wrote_is_dirty() {
             traffic.join().unwrap();
         });
         let (mut written, mut clean) = (0, 0);
-        for ((address, old), (_, new)) in before.iter().zip(receive_pages(&memory)) {
-            let region = memory.find_region(GuestAddress(*address)).unwrap();
+        for ((address, old), (_, new)) in before.iter().zip(receive_pages(memory.ram())) {
+            let region = memory.ram().find_region(GuestAddress(*address)).unwrap();
             let offset = usize::try_from(address - region.start_addr().0).unwrap();
             let dirty = region.bitmap().dirty_at(offset);
             written += u32::from(*old != new);
@@ -184,10 +183,10 @@ fn a_device_that_cannot_suspend_is_shadowed_by_a_reset() {
     let account = thread::scope(|scope| {
         let traffic = scope.spawn(|| guest.exchange(&stop));
         let targets = machine.all(Strategy::UsedShadow);
-        let refused = machine.change(&targets, &*memory).unwrap_err();
+        let refused = machine.change(&targets, &memory).unwrap_err();
         assert!(refused.to_string().contains("refused to change its rings"));
         let targets = machine.all(Strategy::FullShadow);
-        machine.restart(&targets, &*memory);
+        machine.restart(&targets, &memory);
         assert_eq!(machine.strategy(TRANSMIT), Strategy::FullShadow);
         // The shadow also passes the guest's last frames.
         pump(&mut [&mut machine], || {

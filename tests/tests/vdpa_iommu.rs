@@ -23,10 +23,6 @@ const MAC: &str = "52:54:5e:11:53:01";
 const MTU: u16 = 1400;
 /// How long the NIC's driver may wait for the IOMMU's driver.
 const PROBE: Duration = Duration::from_secs(30);
-const PINNING: Mapping = Mapping {
-    use_va: false,
-    batch_mapping: false,
-};
 
 /// Frames of all sizes, so that buffers begin and end inside pages.
 fn frames() -> [Frames; 3] {
@@ -79,7 +75,11 @@ fn traffic_of_a_guest_that_unmaps_lazily() {
 
 #[test]
 fn traffic_of_a_guest_that_unmaps_at_once_on_a_device_that_maps_at_once() {
-    traffic_in_mode(PINNING, "iommu.passthrough=0 iommu.strict=1", "DMA");
+    traffic_in_mode(
+        Mapping::PINNED_ONE_BY_ONE,
+        "iommu.passthrough=0 iommu.strict=1",
+        "DMA",
+    );
 }
 
 #[test]

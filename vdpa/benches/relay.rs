@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use vdpa::device::{VringAddresses, VringBase};
 use vdpa::iotlb::Access;
-use vdpa::iova::{IovaRange, PAGE_SIZE};
+use vdpa::iova::{DeviceAddress, IovaRange, PAGE_SIZE};
 use vdpa::memory::{AddressSpace, DeviceMemory, GuestMemory, Mode, Piece, SharedBuffer};
 use vdpa::relay::{FullShadow, PASS_LIMIT, Svq, UsedShadow};
 use vdpa::ring::split::GuestRing;
@@ -31,9 +31,9 @@ const LAPS: u32 = 1000;
 const ROUNDS: usize = 9;
 
 const ADDRESSES: VringAddresses = VringAddresses {
-    descriptor: 0,
-    driver: 0x4000,
-    device: 0x8000,
+    descriptor: DeviceAddress(0),
+    driver: DeviceAddress(0x4000),
+    device: DeviceAddress(0x8000),
 };
 
 /// Guest RAM, with the same addresses behind an IOMMU.
@@ -62,12 +62,12 @@ fn guest(iommu: bool) -> Result<DeviceMemory> {
         let number = u64::from(index);
         let at = ADDRESSES.descriptor + 16 * number;
         let buffer = BUFFERS + u64::from(BUFFER) * number;
-        memory.write_obj(buffer.to_le(), GuestAddress(at))?;
-        memory.write_obj(BUFFER.to_le(), GuestAddress(at + 8))?;
+        memory.write_obj(buffer.to_le(), GuestAddress(at.0))?;
+        memory.write_obj(BUFFER.to_le(), GuestAddress(at.0 + 8))?;
         // VIRTQ_DESC_F_WRITE
-        memory.write_obj(2u16.to_le(), GuestAddress(at + 12))?;
+        memory.write_obj(2u16.to_le(), GuestAddress(at.0 + 12))?;
         let entry = ADDRESSES.driver + 4 + 2 * number;
-        memory.write_obj(index.to_le(), GuestAddress(entry))?;
+        memory.write_obj(index.to_le(), GuestAddress(entry.0))?;
     }
     Ok(memory)
 }
@@ -110,7 +110,7 @@ fn laps(relay: &mut dyn Svq, memory: &DeviceMemory, device: &Device<'_>) -> Resu
         let avail = index.wrapping_add(SIZE);
         memory.ram().store(
             avail.to_le(),
-            GuestAddress(ADDRESSES.driver + 2),
+            GuestAddress(ADDRESSES.driver.0 + 2),
             Ordering::Release,
         )?;
         let begin = Instant::now();
@@ -159,8 +159,8 @@ fn full_shadow(iommu: bool) -> Result<Duration> {
     let addresses = queue.addresses();
     let device = Device {
         private: &private,
-        used: addresses.device - PRIVATE,
-        avail: Some(addresses.driver - PRIVATE),
+        used: addresses.device.0 - PRIVATE,
+        avail: Some(addresses.driver.0 - PRIVATE),
     };
     laps(&mut queue, &memory, &device)
 }
@@ -174,7 +174,7 @@ fn full_shadow_packed(iommu: bool) -> Result<Duration> {
     let start = VringBase::initial(true);
     let shared = Arc::clone(&private);
     let mut queue = FullShadow::new(ring.into(), start, shared, SIZE, 0, false, start)?;
-    let entries = queue.addresses().descriptor - PRIVATE;
+    let entries = queue.addresses().descriptor.0 - PRIVATE;
     let mut spent = Duration::ZERO;
     for lap in 0..LAPS {
         // Wrap counter 1 in the first lap. VIRTQ_DESC_F_WRITE, AVAIL and USED.
@@ -185,16 +185,18 @@ fn full_shadow_packed(iommu: bool) -> Result<Duration> {
             let number = u64::from(index);
             let at = ADDRESSES.descriptor + 16 * number;
             let buffer = BUFFERS + u64::from(BUFFER) * number;
-            memory.ram().write_obj(buffer.to_le(), GuestAddress(at))?;
+            memory.ram().write_obj(buffer.to_le(), GuestAddress(at.0))?;
             memory
                 .ram()
-                .write_obj(BUFFER.to_le(), GuestAddress(at + 8))?;
+                .write_obj(BUFFER.to_le(), GuestAddress(at.0 + 8))?;
             memory
                 .ram()
-                .write_obj(index.to_le(), GuestAddress(at + 12))?;
-            memory
-                .ram()
-                .store(available.to_le(), GuestAddress(at + 14), Ordering::Release)?;
+                .write_obj(index.to_le(), GuestAddress(at.0 + 12))?;
+            memory.ram().store(
+                available.to_le(),
+                GuestAddress(at.0 + 14),
+                Ordering::Release,
+            )?;
         }
         let begin = Instant::now();
         queue.pass(&memory)?;

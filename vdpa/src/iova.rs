@@ -1,12 +1,53 @@
-//! Ranges of I/O virtual addresses.
+//! I/O virtual addresses, and ranges of them.
 //!
 //! [`IovaRange`] checks the arithmetic on addresses and lengths, so that no other module adds them
 //! unchecked.
 
 use std::fmt;
+use std::ops::Add;
+
+use serde::{Deserialize, Serialize};
 
 /// The granule of every mapping, in bytes.
 pub const PAGE_SIZE: u64 = 4096;
+
+/// An address by which a device reaches a ring or a buffer.
+///
+/// Behind an IOMMU of the guest it is no address of guest RAM. So it has a type of its own, and
+/// only [`DeviceMemory`] reads memory by it.
+///
+/// [`DeviceMemory`]: crate::memory::DeviceMemory
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct DeviceAddress(pub u64);
+
+impl DeviceAddress {
+    /// The address `bytes` further; `None` if it wraps.
+    #[must_use]
+    pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+        match self.0.checked_add(bytes) {
+            Some(sum) => Some(Self(sum)),
+            None => None,
+        }
+    }
+}
+
+/// For an address inside an area that was checked, so that the sum does not wrap.
+impl Add<u64> for DeviceAddress {
+    type Output = Self;
+
+    fn add(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+impl fmt::LowerHex for DeviceAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::LowerHex::fmt(&self.0, f)
+    }
+}
 
 /// A non-empty range of I/O virtual addresses. Both ends are inclusive, so that it can include the
 /// last address of the space.

@@ -74,8 +74,8 @@ pub(crate) struct MachineArguments {
         long = "disk",
         value_name = "OPTIONS",
         requires = "described",
-        help = "A disk, raw: FILE or path=FILE[,id=NAME][,readonly=on][,stall_kick=on]\
-                [,bps=100M][,iops=N][,burst=SECONDS] (may be repeated)"
+        help = "A disk, raw: FILE or path=FILE[,id=NAME][,readonly=on][,iommu=on]\
+                [,stall_kick=on][,bps=100M][,iops=N][,burst=SECONDS] (may be repeated)"
     )]
     #[serde(skip)]
     disks: Vec<DiskConfig>,

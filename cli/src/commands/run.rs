@@ -109,8 +109,8 @@ pub(crate) struct Arguments {
         requires = "described",
         help = "A virtio-iommu, also for devices that are plugged in later: boot_bypass=on|off \
                 (whether devices reach all memory until the guest's driver takes over) \
-                [,mappings=N] (the most of a domain) [default: boot_bypass=on if a --vdpa has \
-                iommu=on]"
+                [,mappings=N] (the most of a domain)[,rng=on] (also in front of the random \
+                number generator) [default: boot_bypass=on if a --vdpa or --disk has iommu=on]"
     )]
     iommu: Option<IommuConfig>,
 

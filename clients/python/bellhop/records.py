@@ -303,6 +303,7 @@ class DiskConfig(TypedDict):
     bps: NotRequired[str | None]
     burst: NotRequired[int | None]
     id: NotRequired[str | None]
+    iommu: NotRequired[bool]
     iops: NotRequired[int | None]
     path: str
     readonly: NotRequired[bool]
@@ -316,6 +317,7 @@ class DiskSummary(TypedDict):
     bps: NotRequired[str | None]
     burst: NotRequired[int | None]
     id: str
+    iommu: bool
     iops: NotRequired[int | None]
     path: str
     readonly: bool
@@ -529,10 +531,11 @@ class InFlight(TypedDict):
 
 
 class IommuConfig(TypedDict):
-    """A virtio-iommu for the guest, in front of the vDPA devices with `iommu`."""
+    """A virtio-iommu for the guest, in front of vDPA devices and disks with `iommu`."""
 
     boot_bypass: NotRequired[bool]
     mappings: NotRequired[int]
+    rng: NotRequired[bool]
 
 
 class IommuInfo(TypedDict):

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use vdpa::iova::IovaRange;
+use vdpa::iova::{DeviceAddress, IovaRange};
 use vdpa::memory::{AddressSpace, Change, DeviceMemory, GuestMemory};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -36,11 +36,11 @@ pub struct QueueAddresses {
     /// Entries: a power of two for split rings, never above the offered maximum.
     pub size: u16,
     /// Descriptor Area.
-    pub descriptor: u64,
+    pub descriptor: DeviceAddress,
     /// Driver Area (avail ring, or driver event suppression).
-    pub driver: u64,
+    pub driver: DeviceAddress,
     /// Device Area (used ring, or device event suppression).
-    pub device: u64,
+    pub device: DeviceAddress,
 }
 
 /// An enabled virtqueue at activation.
@@ -321,10 +321,14 @@ pub trait Translated {
 
     /// Makes the device reach nothing until it enters a space. A device that cannot do that is
     /// stopped.
-    fn leave(&mut self);
+    ///
+    /// # Errors
+    /// The host still works on requests of the device, which is blocked as by
+    /// [`Translated::block`].
+    fn leave(&mut self) -> Result<(), Error>;
 
-    /// Follows changes of the space, which has them already. When this returns, the device does not
-    /// access unmapped memory any more.
+    /// Follows changes of the space, which has them already. Once this returns without an error,
+    /// the device does not access unmapped memory any more.
     ///
     /// # Errors
     /// As [`Translated::enter`].

@@ -1,9 +1,10 @@
 //! The rings of the emulated devices against a hostile driver: for the fuzz target `rings`, and for
 //! the tests below, which need no fuzzer.
 //!
-//! The first byte selects the device (rng or block), the ring format, and event index. Then follow
-//! the driver's steps. For any steps each call ends without a panic. The device changes only its
-//! part of the ring and the buffers that the driver offered.
+//! The first byte selects the device (rng or block), the ring format, event index, and whether the
+//! device is behind an IOMMU, in bypass. Then follow the driver's steps. For any steps each call
+//! ends without a panic. The device changes only its part of the ring and the buffers that the
+//! driver offered.
 //!
 //! A driver may offer its own descriptors as a buffer. Then the device may change them, so the
 //! second rule is not checked.
@@ -13,10 +14,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
+use vdpa::iova::IovaRange;
+use vdpa::memory::{AddressSpace, DeviceMemory, Mode};
+use virtio_bindings::virtio_config::{
+    VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
+};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use super::backend::{Activation, Backend, SharedMemory};
+use super::backend::{Activation, Backend};
 use super::block::Block;
 use super::block::disk::Disk;
 use super::rng::Rng;
@@ -63,14 +68,14 @@ enum Step {
 
 #[derive(Debug)]
 enum Device {
-    Rng(Rng),
+    Rng(Box<Rng>),
     Block(Box<Block>),
 }
 
 impl Device {
-    fn new(block: bool, memory: &SharedMemory) -> Self {
+    fn new(block: bool, memory: DeviceMemory) -> Self {
         if !block {
-            return Self::Rng(Rng::new(Arc::clone(memory)));
+            return Self::Rng(Box::new(Rng::new(memory)));
         }
         let name = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let file = File::from(name);
@@ -78,14 +83,12 @@ impl Device {
         let content = vec![0xff; usize::try_from(SECTORS * 512).unwrap()];
         std::os::unix::fs::FileExt::write_all_at(&file, &content, 0).unwrap();
         let disk = Disk::for_test(file, SECTORS);
-        Self::Block(Box::new(
-            Block::new(disk, "disk0", Arc::clone(memory)).unwrap(),
-        ))
+        Self::Block(Box::new(Block::new(disk, "disk0", memory).unwrap()))
     }
 
     fn backend(&mut self) -> &mut dyn Backend {
         match self {
-            Self::Rng(rng) => rng,
+            Self::Rng(rng) => &mut **rng,
             Self::Block(block) => &mut **block,
         }
     }
@@ -120,11 +123,24 @@ impl Rig {
         let has = |bit: u8| variant >> bit & 1 == 1;
         let packed = has(1);
         let driver = Driver::new(&memory(), SIZE);
-        let mut device = Device::new(has(0), &driver.memory);
+        let space = || Arc::new(AddressSpace::new(IovaRange::ALL));
+        let behind = has(4);
+        let memory = if behind {
+            DeviceMemory::behind(Arc::clone(&driver.memory), space())
+        } else {
+            Arc::clone(&driver.memory).into()
+        };
+        let mut device = Device::new(has(0), memory);
+        if let Some(translated) = device.backend().translated() {
+            let domain = space();
+            domain.change(|domain| domain.set_mode(Mode::Identity));
+            translated.enter(&domain).unwrap();
+        }
         let events = device.backend().events(&[Arc::clone(&driver.kick)]);
         let bits = [
             (true, VIRTIO_F_VERSION_1),
             (packed, VIRTIO_F_RING_PACKED),
+            (behind, VIRTIO_F_ACCESS_PLATFORM),
             (has(2), VIRTIO_RING_F_EVENT_IDX),
             (!has(3), VIRTIO_RING_F_INDIRECT_DESC),
         ];
@@ -132,14 +148,14 @@ impl Rig {
         let features: u64 = bits.map(|(_, bit)| 1u64 << bit).sum();
         device.activate(driver.activation(features)).unwrap();
         let own = if packed {
-            let ring = driver.addresses.descriptor;
-            let suppression = driver.addresses.device;
+            let ring = driver.addresses.descriptor.0;
+            let suppression = driver.addresses.device.0;
             Vec::from([
                 ring..ring + 16 * u64::from(SIZE),
                 suppression..suppression + 4,
             ])
         } else {
-            let used = driver.addresses.device;
+            let used = driver.addresses.device.0;
             std::iter::once(used..used + 6 + 8 * u64::from(SIZE)).collect()
         };
         Self {
@@ -205,7 +221,7 @@ impl Rig {
                 let (base, size) = if in_table {
                     (TABLE, TABLE_SIZE)
                 } else {
-                    (self.driver.addresses.descriptor, SIZE)
+                    (self.driver.addresses.descriptor.0, SIZE)
                 };
                 let at = base + 16 * u64::from(slot % size);
                 self.put_descriptor(at, address, len, flags, next);
@@ -213,13 +229,13 @@ impl Rig {
             Step::Publish(head) => {
                 let slot = u64::from(self.avail % SIZE);
                 let ring = self.driver.addresses.driver;
-                self.put(ring + 4 + 2 * slot, &head.to_le_bytes());
+                self.put((ring + 4 + 2 * slot).0, &head.to_le_bytes());
                 self.run(Step::AvailIndex(self.avail.wrapping_add(1)));
             }
             Step::AvailIndex(index) => {
                 self.avail = index;
                 let ring = self.driver.addresses.driver;
-                self.put(ring + 2, &index.to_le_bytes());
+                self.put((ring + 2).0, &index.to_le_bytes());
             }
             Step::Suppress(flags, event) => {
                 let ring = self.driver.addresses.driver;
@@ -228,8 +244,8 @@ impl Rig {
                 } else {
                     (ring, ring + 4 + 2 * u64::from(SIZE))
                 };
-                self.put(first, &flags.to_le_bytes());
-                self.put(second, &event.to_le_bytes());
+                self.put(first.0, &flags.to_le_bytes());
+                self.put(second.0, &event.to_le_bytes());
             }
             Step::Header { slot, kind, sector } => {
                 let mut bytes = kind.to_le_bytes().to_vec();
@@ -426,7 +442,7 @@ mod tests {
     #[test]
     fn the_corpus_of_the_rings_changes_only_offered_buffers() {
         let seeds = || {
-            let valid = (0..16).map(|variant| {
+            let valid = (0..32).map(|variant| {
                 let mut steps = valid(variant);
                 steps.extend([Step::Save, Step::Process(true), Step::Reset]);
                 encoded(variant, &steps)
@@ -440,7 +456,7 @@ mod tests {
     /// that to an unknown request.
     #[test]
     fn an_honest_driver_gets_its_answers() {
-        for variant in [1, 3, 5, 7] {
+        for variant in [1, 3, 5, 7, 17, 19] {
             let mut rig = Rig::new(variant);
             for step in valid(variant) {
                 rig.run(step);

@@ -10,6 +10,7 @@ pub mod block;
 )]
 mod fuzz;
 pub mod iommu;
+mod own_space;
 pub mod pci;
 pub mod rng;
 pub mod saved_state;

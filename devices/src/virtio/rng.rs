@@ -24,7 +24,10 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::backend::{Activation, Backend, Event, Outcome, QueueChange, QueueRole, SavedState};
+use super::backend::{
+    Activation, Backend, Event, Outcome, QueueChange, QueueRole, SavedState, Translated,
+};
+use super::own_space::OwnSpace;
 use super::saved_state;
 use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, active, inactive};
 use super::userspace_queue::{Kick, UserspaceQueue};
@@ -54,6 +57,9 @@ struct Saved(Option<SavedSingleQueue>);
 #[derive(Debug)]
 pub struct Rng {
     memory: DeviceMemory,
+    /// Its place behind the guest's IOMMU, if it is behind it.
+    place: Option<OwnSpace>,
+    offer: Offer,
     kick: Option<Kick>,
     active: Option<SingleQueue>,
 }
@@ -62,11 +68,19 @@ impl Rng {
     /// Creates an inactive device over `memory`.
     #[must_use]
     pub fn new(memory: impl Into<DeviceMemory>) -> Self {
+        let memory = memory.into();
         Self {
-            memory: memory.into(),
+            place: OwnSpace::of(&memory),
+            offer: OFFER.over(&memory),
+            memory,
             kick: None,
             active: None,
         }
+    }
+
+    /// The driver starts the device.
+    fn unblock(&mut self) {
+        self.place.iter_mut().for_each(OwnSpace::unblock);
     }
 }
 
@@ -110,7 +124,7 @@ fn fill(chain: &Chain, memory: &DeviceMemory) -> u32 {
             .len()
             .min(usize::try_from(piece.len).unwrap_or(MAX_BYTES));
         let (now, later) = rest.split_at(len);
-        if memory.write_slice(now, GuestAddress(piece.iova)).is_err() {
+        if memory.write_slice(now, GuestAddress(piece.iova.0)).is_err() {
             break;
         }
         written = written.saturating_add(u32::try_from(len).unwrap_or(0));
@@ -146,8 +160,9 @@ impl Rng {
     /// As [`Backend::activate`], also with a packed ring, which the device does not offer.
     pub(super) fn activate_any(&mut self, activation: Activation) -> Result<(), Error> {
         let packed = Offer {
-            features: FEATURES | 1 << virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED,
-            ..OFFER
+            features: self.offer.features
+                | 1 << virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED,
+            ..self.offer
         };
         let memory = self.memory.clone();
         self.active = Some(SingleQueue::activate(activation, packed, memory)?);
@@ -169,7 +184,7 @@ impl Backend for Rng {
     }
 
     fn features(&self) -> u64 {
-        FEATURES
+        self.offer.features
     }
 
     fn config_len(&self) -> u32 {
@@ -196,19 +211,24 @@ impl Backend for Rng {
     }
 
     fn negotiate(&mut self, features: u64) -> Result<(), Error> {
-        OFFER.check(features)
+        self.offer.check(features)
     }
 
     fn memory(&self) -> Option<&DeviceMemory> {
         Some(&self.memory)
     }
 
+    fn translated(&mut self) -> Option<&mut dyn Translated> {
+        self.place.as_mut().map(|place| place as _)
+    }
+
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
         if self.active.is_some() {
             return Err(active());
         }
+        self.unblock();
         let memory = self.memory.clone();
-        self.active = Some(SingleQueue::activate(activation, OFFER, memory)?);
+        self.active = Some(SingleQueue::activate(activation, self.offer, memory)?);
         Ok(())
     }
 
@@ -260,8 +280,10 @@ impl Backend for Rng {
         let Saved(saved) = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         // Saved before the driver was ready: there is nothing to start.
         if let Some(saved) = saved {
+            self.unblock();
             let memory = self.memory.clone();
-            self.active = Some(SingleQueue::restore(saved, activation, OFFER, memory)?);
+            let started = SingleQueue::restore(saved, activation, self.offer, memory)?;
+            self.active = Some(started);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use vdpa::memory::DeviceMemory;
 use vdpa::ring::RingFeatures;
-use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_VERSION_1};
 
 use super::backend::{Activation, Queue, QueueChange};
 use super::userspace_queue::{SavedQueue, UserspaceQueue};
@@ -39,12 +39,21 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
+    /// Returns the offer of a device with this memory: behind an IOMMU with ACCESS_PLATFORM.
+    pub(crate) fn over(mut self, memory: &DeviceMemory) -> Self {
+        let translated = u64::from(memory.space().is_some());
+        self.features |= translated << VIRTIO_F_ACCESS_PLATFORM;
+        self
+    }
+
     /// Checks the driver's choice.
     ///
     /// # Errors
-    /// Features outside the offer, or without VERSION_1.
+    /// Features outside the offer, or without VERSION_1 or an offered ACCESS_PLATFORM.
     pub(crate) fn check(&self, features: u64) -> Result<(), Error> {
-        if features & !self.features == 0 && features & (1 << VIRTIO_F_VERSION_1) != 0 {
+        let platform = self.features & (1 << VIRTIO_F_ACCESS_PLATFORM);
+        let needed = 1 << VIRTIO_F_VERSION_1 | platform;
+        if features & !self.features == 0 && features & needed == needed {
             return Ok(());
         }
         Err(Error::other(format!(

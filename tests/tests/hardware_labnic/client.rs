@@ -125,7 +125,7 @@ impl Queue {
 
     /// The used index, as the device last wrote it.
     pub(crate) fn used_index(&self) -> u16 {
-        let offset = self.ring.addresses().device - self.ring_memory.range().first();
+        let offset = self.ring.addresses().device.0 - self.ring_memory.range().first();
         let ordering = std::sync::atomic::Ordering::Acquire;
         self.ring_memory.load_u16(offset + 2, ordering).unwrap()
     }
@@ -188,7 +188,7 @@ impl Queue {
 
     /// An element of the used ring: id and length.
     pub(crate) fn used_element(&self, entry: u64) -> (u32, u32) {
-        let offset = self.ring.addresses().device - self.ring_memory.range().first();
+        let offset = self.ring.addresses().device.0 - self.ring_memory.range().first();
         let mut element = [0; 8];
         let place = offset + 4 + 8 * entry;
         self.ring_memory.read(place, &mut element).unwrap();

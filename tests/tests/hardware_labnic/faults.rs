@@ -5,6 +5,7 @@ use std::time::Instant;
 use lab::labnic::Labnic;
 use vdpa::ErrorKind;
 use vdpa::device::VringBase;
+use vdpa::iova::DeviceAddress;
 use vdpa::ring::{Direction, Piece};
 
 use super::client::{Client, MRG_RXBUF, PATIENCE, RING_SIZE, Setup, frame, wait_for};
@@ -24,13 +25,16 @@ fn hostile_chains_harm_no_other_guest() {
     let reads = Direction::DeviceReads;
     let writes = Direction::DeviceWrites;
     let chains = [
-        vec![piece(0, 100, reads)],
-        vec![piece(u64::MAX - 50, 40, reads)],
-        vec![piece(2 << 20, u32::MAX, reads)],
-        vec![piece(2 << 20, 11, reads)],
-        vec![piece(2 << 20, 100_000, reads)],
-        vec![piece(2 << 20, 100, reads), piece(2 << 20, 100, writes)],
-        vec![piece(2 << 20, 100, writes)],
+        vec![piece(DeviceAddress(0), 100, reads)],
+        vec![piece(DeviceAddress(u64::MAX - 50), 40, reads)],
+        vec![piece(DeviceAddress(2 << 20), u32::MAX, reads)],
+        vec![piece(DeviceAddress(2 << 20), 11, reads)],
+        vec![piece(DeviceAddress(2 << 20), 100_000, reads)],
+        vec![
+            piece(DeviceAddress(2 << 20), 100, reads),
+            piece(DeviceAddress(2 << 20), 100, writes),
+        ],
+        vec![piece(DeviceAddress(2 << 20), 100, writes)],
     ];
     for chain in &chains {
         let head = a.queues[1].ring.add(chain).unwrap();
@@ -54,7 +58,7 @@ fn hostile_chains_harm_no_other_guest() {
         (table, 16, 4 | 1, 1),
         (u64::MAX - 15, 64, 4, 0),
     ] {
-        let good = piece(table, 100, reads);
+        let good = piece(DeviceAddress(table), 100, reads);
         let head = a.queues[1].ring.add(&[good]).unwrap();
         let mut descriptor = [0; 16];
         descriptor[..8].copy_from_slice(&address.to_le_bytes());
@@ -75,9 +79,9 @@ fn hostile_chains_harm_no_other_guest() {
     drop(b);
     b = Client::with(&other, &setup);
     for chain in [
-        vec![piece(0, 2000, writes)],
-        vec![piece(2 << 20, 2000, reads)],
-        vec![piece(u64::MAX - 4000, 2000, writes)],
+        vec![piece(DeviceAddress(0), 2000, writes)],
+        vec![piece(DeviceAddress(2 << 20), 2000, reads)],
+        vec![piece(DeviceAddress(u64::MAX - 4000), 2000, writes)],
     ] {
         b.queues[0].ring.add(&chain).unwrap();
         b.queues[0].kick();

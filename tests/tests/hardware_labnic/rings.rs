@@ -141,7 +141,7 @@ fn a_used_ring_is_switched_in_place() {
                 a.send(0, &frame(B, A, number, 100));
             }
             let private = |b: &Client| {
-                let offset = moved.device - b.queues[0].ring_memory.range().first() + 2;
+                let offset = moved.device.0 - b.queues[0].ring_memory.range().first() + 2;
                 let ordering = std::sync::atomic::Ordering::Acquire;
                 b.queues[0].ring_memory.load_u16(offset, ordering).unwrap()
             };
@@ -151,7 +151,7 @@ fn a_used_ring_is_switched_in_place() {
             assert_eq!(b.queues[0].used_index(), 7, "{apply} {state} {prefetch}");
             // Three elements, at the places of entries 7 to 9.
             for entry in 7..10_u64 {
-                let offset = moved.device - b.queues[0].ring_memory.range().first();
+                let offset = moved.device.0 - b.queues[0].ring_memory.range().first();
                 let mut element = [0; 8];
                 b.queues[0]
                     .ring_memory

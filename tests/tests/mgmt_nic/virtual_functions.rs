@@ -307,7 +307,7 @@ fn changes_of_others_are_kept() {
         notes
             .0
             .iter()
-            .any(|note| note.contains("vfio-pci meanwhile")),
+            .any(|note| note.contains("now has the driver vfio-pci")),
         "{notes:?}"
     );
     let first = Pci::default().function(first.address).unwrap();

@@ -20,6 +20,16 @@ pub(crate) const NOTICE: Duration = Duration::from_secs(30);
 /// How long a migration may take.
 pub(crate) const MIGRATION: Duration = Duration::from_secs(120);
 
+/// `dirty_tracking` of a NIC in the API: its queues stay direct, or a thread relays them.
+#[allow(dead_code, reason = "not every test is about the guest's IOMMU")]
+pub(crate) const MAPPINGS: &str = "Mappings";
+#[allow(dead_code, reason = "not every test is about the guest's IOMMU")]
+pub(crate) const SHADOW_QUEUES: &str = "ShadowQueues";
+
+/// The default limit of the downtime.
+#[allow(dead_code, reason = "not every test is about the guest's IOMMU")]
+pub(crate) const DOWNTIME: Duration = Duration::from_millis(300);
+
 /// One end of a migration: its API, its listening address, and its vDPA device.
 pub(crate) struct Host {
     api: TempPath,
@@ -151,6 +161,30 @@ impl Host {
         format!("the machine: {machine}\nits NIC: {nic}")
     }
 
+    /// Checks how the writes of the NIC here are found while memory is copied, and that its queues
+    /// are relayed only if they must be.
+    #[track_caller]
+    fn assert_tracking(&self, guest: &Guest, tracking: &str) {
+        let started = Instant::now();
+        loop {
+            let nic = self.client().get("/v1/vm/nics/nic").unwrap();
+            let relayed = threads(guest.pid()).contains("relay\n");
+            let now = &nic["device"]["dirty_tracking"];
+            if now.is_null() {
+                let status = self.client().get("/v1/vm/migration").unwrap();
+                assert_ne!(status["phase"], "Stayed", "{status}\n{}", guest.console());
+                assert!(started.elapsed() < MIGRATION, "{nic}\n{status}");
+                continue;
+            }
+            assert_eq!(now, tracking, "{nic}");
+            // The thread may begin a moment after the answer.
+            if relayed == (tracking == SHADOW_QUEUES) {
+                return;
+            }
+            assert!(started.elapsed() < NOTICE, "{relayed}: {nic}");
+        }
+    }
+
     /// The result of the migration of the machine here, whose guest this is.
     #[track_caller]
     pub(crate) fn ended(&self, guest: &mut Guest) -> Value {
@@ -198,6 +232,35 @@ pub(crate) fn move_guest_as(guest: Guest, from: &Host, to: &Host, more: Value) -
     move_to_waiting_as(guest, waiting, from, to, more)
 }
 
+/// Like [`move_guest`]: the destination compares all memory, and meanwhile `tracking` is how the
+/// source finds what the NIC writes. The guest stops when the rest fits into `downtime`.
+#[track_caller]
+#[allow(dead_code, reason = "not every test is about the guest's IOMMU")]
+pub(crate) fn move_guest_verified(
+    guest: Guest,
+    from: &Host,
+    to: &Host,
+    tracking: &str,
+    downtime: Duration,
+) -> (Guest, Value) {
+    let waiting = to.wait();
+    let downtime_ms = u64::try_from(downtime.as_millis()).unwrap();
+    let more = json!({ "verify_memory": true, "downtime_ms": downtime_ms });
+    from.send(to, more);
+    from.assert_tracking(&guest, tracking);
+    arrive(guest, waiting, from, to)
+}
+
+/// The names of a process's threads, one per line.
+fn threads(pid: u32) -> String {
+    let tasks = lab::files::list(format!("/proc/{pid}/task").as_ref()).unwrap();
+    // A thread may end meanwhile.
+    let names = tasks
+        .iter()
+        .map(|task| lab::files::read_text(&task.join("comm")));
+    names.filter_map(Result::ok).collect()
+}
+
 /// Like [`move_guest`], to a process that already waits.
 #[track_caller]
 #[allow(dead_code, reason = "not every test has a process wait first")]
@@ -213,7 +276,7 @@ pub(crate) fn move_to_waiting(
 #[track_caller]
 fn move_to_waiting_as(
     mut guest: Guest,
-    mut waiting: Guest,
+    waiting: Guest,
     from: &Host,
     to: &Host,
     more: Value,
@@ -221,6 +284,12 @@ fn move_to_waiting_as(
     let asked = from.try_post(&to.endpoint(), more);
     let answer = asked.unwrap_or_else(|error| gone(&mut guest, &error));
     assert_eq!(answer.status, 202, "{}", answer.body);
+    arrive(guest, waiting, from, to)
+}
+
+/// Waits until the guest is at its destination.
+#[track_caller]
+fn arrive(mut guest: Guest, mut waiting: Guest, from: &Host, to: &Host) -> (Guest, Value) {
     let status = from.ended(&mut guest);
     assert_eq!(
         status["phase"],

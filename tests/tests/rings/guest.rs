@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use vdpa::device::VringAddresses;
 use vdpa::doorbell::Doorbell;
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::GuestMemory;
 use vdpa::relay::RelayedQueue;
 use vdpa::ring::split::GuestRing;
@@ -115,11 +116,11 @@ impl View {
     }
 
     pub(crate) fn avail(&self) -> u16 {
-        self.load(self.addresses.driver + 2)
+        self.load(self.addresses.driver.0 + 2)
     }
 
     pub(crate) fn used(&self) -> u16 {
-        self.load(self.addresses.device + 2)
+        self.load(self.addresses.device.0 + 2)
     }
 
     /// Chains that the guest made available and that were not used yet.
@@ -128,11 +129,11 @@ impl View {
     }
 
     fn used_event(&self) -> u64 {
-        self.addresses.driver + 4 + 2 * u64::from(SIZE)
+        self.addresses.driver.0 + 4 + 2 * u64::from(SIZE)
     }
 
     fn avail_event(&self) -> u64 {
-        self.addresses.device + 4 + 8 * u64::from(SIZE)
+        self.addresses.device.0 + 4 + 8 * u64::from(SIZE)
     }
 
     /// True if the next used chain would not interrupt the guest.
@@ -141,7 +142,7 @@ impl View {
             // The event index is already passed.
             self.load(self.used_event()) != self.used()
         } else {
-            self.load(self.addresses.driver) & 1 != 0
+            self.load(self.addresses.driver.0) & 1 != 0
         }
     }
 
@@ -152,9 +153,9 @@ impl View {
             self.queue,
             self.avail(),
             self.used(),
-            self.load(self.addresses.driver),
+            self.load(self.addresses.driver.0),
             self.load(self.used_event()),
-            self.load(self.addresses.device),
+            self.load(self.addresses.device.0),
             self.load(self.avail_event()),
         )
     }
@@ -183,14 +184,14 @@ impl Ring {
             memory: Arc::clone(memory),
             queue,
             addresses: VringAddresses {
-                descriptor: base,
-                driver: base + 0x4000,
-                device: base + 0x8000,
+                descriptor: DeviceAddress(base),
+                driver: DeviceAddress(base + 0x4000),
+                device: DeviceAddress(base + 0x8000),
             },
             event_idx: options.event_idx,
         };
-        view.store(view.addresses.driver + 2, start);
-        view.store(view.addresses.device + 2, start);
+        view.store((view.addresses.driver + 2).0, start);
+        view.store((view.addresses.device + 2).0, start);
         view.store(view.used_event(), start);
         view.store(view.avail_event(), start);
         Self {
@@ -240,12 +241,12 @@ impl Ring {
         assert!(!*given, "descriptor {descriptor} is not free");
         *given = true;
         let at = self.view.addresses.descriptor + 16 * u64::from(descriptor);
-        self.write(at, address, len, flags, 0);
+        self.write(at.0, address, len, flags, 0);
         let slot = u64::from(self.avail % SIZE);
         let driver = self.view.addresses.driver;
-        self.view.store(driver + 4 + 2 * slot, descriptor);
+        self.view.store((driver + 4 + 2 * slot).0, descriptor);
         self.avail = self.avail.wrapping_add(1);
-        self.view.store(driver + 2, self.avail);
+        self.view.store((driver + 2).0, self.avail);
     }
 
     /// Like [`Ring::add`], in two pieces that an indirect table at `table` names.
@@ -268,7 +269,7 @@ impl Ring {
             let moved = self.avail.wrapping_sub(self.notified);
             self.avail.wrapping_sub(event).wrapping_sub(1) < moved
         } else {
-            self.view.load(self.view.addresses.device) & 1 == 0
+            self.view.load(self.view.addresses.device.0) & 1 == 0
         };
         self.notified = self.avail;
         if wanted {
@@ -286,7 +287,7 @@ impl Ring {
         let at = self.view.addresses.device + 4 + 8 * u64::from(self.used % SIZE);
         let mut element = [0; 8];
         let memory = &self.view.memory;
-        memory.read_slice(&mut element, GuestAddress(at)).unwrap();
+        memory.read_slice(&mut element, GuestAddress(at.0)).unwrap();
         self.used = self.used.wrapping_add(1);
         let id = u32::from_le_bytes(element[..4].try_into().unwrap());
         let len = u32::from_le_bytes(element[4..].try_into().unwrap());
@@ -306,7 +307,7 @@ impl Ring {
             self.view.store(self.view.used_event(), behind);
         } else {
             let flag = u16::from(!enabled);
-            self.view.store(self.view.addresses.driver, flag);
+            self.view.store(self.view.addresses.driver.0, flag);
         }
         fence(Ordering::SeqCst);
     }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vdpa::device::{Device, State};
-use vdpa::memory::GuestMemory;
+use vdpa::memory::DeviceMemory;
 use vdpa::netdev::{Chains, Driver as NetDriver, Netdev, Options, QueuePair, Virtqueue};
 use vdpa::relay::{Pause, Strategy, SvqSet};
 use vmm_sys_util::eventfd::EventFd;
@@ -344,7 +344,7 @@ pub(crate) struct Relayed {
     device: Device,
     set: SvqSet,
     driver: NetDriver,
-    memory: Arc<GuestMemory>,
+    memory: DeviceMemory,
     calls: Vec<Arc<EventFd>>,
     inward: Vec<Arc<Flow>>,
     pub(crate) windows: Vec<Window>,
@@ -376,7 +376,7 @@ impl Relayed {
             device,
             set,
             driver,
-            memory,
+            memory: memory.into(),
             calls,
             inward: inward.to_vec(),
             windows: Vec::new(),
@@ -410,7 +410,7 @@ impl Relayed {
     /// then, is reset and continues as before.
     pub(crate) fn change(&mut self, targets: &[Strategy]) -> vdpa::Error {
         let (before, wanted) = (self.strategies(), self.targets(targets));
-        let failed = (self.set).change(&mut self.device, &wanted, &*self.memory);
+        let failed = (self.set).change(&mut self.device, &wanted, &self.memory);
         let error = failed.unwrap_err();
         match self.device.state() {
             State::Running => {}
@@ -454,7 +454,7 @@ impl Relayed {
         self.resets += 1;
         let targets = self.targets(targets);
         let (device, set) = (&mut self.device, &mut self.set);
-        let started = (self.driver).start_relayed(device, set, &targets, &*self.memory);
+        let started = (self.driver).start_relayed(device, set, &targets, &self.memory);
         if let Err(error) = &started {
             let state = self.device.state();
             assert_eq!(state, State::Owned, "{}: {error:?}", self.name);
@@ -484,7 +484,7 @@ impl Relayed {
 
     /// One poll of the relays.
     pub(crate) fn poll(&mut self) -> Pause {
-        match self.set.poll(&*self.memory) {
+        match self.set.poll(&self.memory) {
             Ok(progress) => progress.pause,
             Err(failed) => panic!("{}: {failed:?}", self.name),
         }

@@ -14,7 +14,7 @@ use vdpa::device::{Device, State, VringBase, VringConfig};
 use vdpa::doorbell::{Doorbell, DoorbellAnswer};
 use vdpa::iotlb::Iotlb;
 use vdpa::iova::IovaRange;
-use vdpa::memory::GuestMemory;
+use vdpa::memory::{DeviceMemory, GuestMemory};
 use vdpa::relay::{Dirty, Pause, Reason, RelayedQueue, Strategy, SvqSet, choose};
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
@@ -395,8 +395,8 @@ impl Machine {
         }
     }
 
-    pub(crate) fn memory(&self) -> Arc<GuestMemory> {
-        Arc::clone(&self.memory)
+    pub(crate) fn memory(&self) -> DeviceMemory {
+        Arc::clone(&self.memory).into()
     }
 
     /// Formats the positions: the indices of the guest's rings and the device's base.
@@ -430,7 +430,7 @@ pub(crate) fn pump(machines: &mut [&mut Machine], mut done: impl FnMut() -> bool
         let mut work = false;
         for machine in &mut *machines {
             let memory = machine.memory();
-            match machine.poll(&*memory) {
+            match machine.poll(&memory) {
                 Pause::None => work = true,
                 Pause::AtMost(pause) => longest = longest.min(pause),
                 Pause::Forever => {}

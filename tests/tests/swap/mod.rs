@@ -1,6 +1,9 @@
 //! A guest whose NIC `nic` is swapped from one vDPA device to another, through the API of its
 //! machine.
 
+#[path = "../live/mod.rs"]
+mod live;
+
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::SimDevice;
@@ -45,12 +48,7 @@ impl Vm {
     /// Swaps the NIC to `to`. The device that it leaves is free afterwards.
     #[track_caller]
     pub(crate) fn swap(&self, from: &SimDevice, to: &SimDevice) {
-        let answer = self.ask(&json!({ "path": to.path() }));
-        assert_eq!(answer.status, 200, "{}", answer.body);
-        assert_eq!(answer.body["path"], json!(to.path()), "{}", answer.body);
-        let nic = self.nic();
-        assert_eq!(nic["path"], json!(to.path()), "{nic}");
-        assert_eq!(nic["device"]["driver_ok"], true, "{nic}");
+        live::swap_nic(&self.client, to.path());
         File::options()
             .read(true)
             .write(true)

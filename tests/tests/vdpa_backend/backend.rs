@@ -7,6 +7,7 @@ use std::time::Duration;
 use devices::virtio::backend::{Activation, Backend as _, QueueChange};
 use devices::virtio::vdpa::{VdpaBackend, VdpaOptions};
 use lab::sim::{Mapping, SimDevice};
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::GuestMemory;
 use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
 use vm_memory::{Bytes as _, GuestAddress};
@@ -16,7 +17,7 @@ use super::support::guest::{self, HIGH, REGION, Ring, wait};
 use super::support::machine::{Machine, chain, options};
 use super::support::nic::PATIENCE;
 use super::support::process::{descriptors, pinned};
-use super::support::{BROADCAST, FOREIGN, MAC, PINNING, SHARED, net, simulator, text};
+use super::support::{BROADCAST, FOREIGN, MAC, net, simulator, text};
 
 const NEEDS_CONTROL: u64 = 1 << 17;
 
@@ -35,7 +36,7 @@ fn a_guest_s_frames_loop_back() {
 
 #[test]
 fn a_driver_without_a_control_queue_is_served_too() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.features &= !(NEEDS_CONTROL | 1 << 23);
     machine.start();
@@ -44,7 +45,7 @@ fn a_driver_without_a_control_queue_is_served_too() {
 
 #[test]
 fn the_address_that_the_user_wants_reaches_guest_and_device() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let options = VdpaOptions {
         mac: Some(FOREIGN),
         ..options(&net)
@@ -58,7 +59,7 @@ fn the_address_that_the_user_wants_reaches_guest_and_device() {
 
 #[test]
 fn the_error_for_a_wrong_number_of_queues_names_the_right_one() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let options = VdpaOptions {
         num_queues: Some(5),
         ..options(&net)
@@ -74,7 +75,7 @@ fn the_error_for_a_wrong_number_of_queues_names_the_right_one() {
 /// Features that a driver may request and must not get.
 #[test]
 fn refused_features_leave_a_device_that_works() {
-    for mapping in [SHARED, PINNING] {
+    for mapping in [Mapping::DEFAULT, Mapping::PINNED] {
         let net = net(mapping);
         let mut machine = Machine::new(&net);
         let mapped = machine.backend.mapped_bytes();
@@ -96,7 +97,7 @@ fn refused_features_leave_a_device_that_works() {
 
 #[test]
 fn a_ring_outside_guest_memory_does_not_start_the_device() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     let window = HIGHEST_END - WINDOW_SIZE;
     for place in [
@@ -111,10 +112,10 @@ fn a_ring_outside_guest_memory_does_not_start_the_device() {
             let mut activation = machine.activation();
             let addresses = &mut activation.queues[part].addresses;
             match part {
-                0 => addresses.descriptor = place,
-                1 => addresses.driver = place,
+                0 => addresses.descriptor = DeviceAddress(place),
+                1 => addresses.driver = DeviceAddress(place),
                 // The control queue, which the backend itself serves.
-                _ => addresses.device = place,
+                _ => addresses.device = DeviceAddress(place),
             }
             machine.backend.negotiate(machine.features).unwrap();
             let error = machine.backend.activate(activation).unwrap_err();
@@ -128,7 +129,7 @@ fn a_ring_outside_guest_memory_does_not_start_the_device() {
 
 #[test]
 fn a_ring_that_is_too_large_or_overlaps_itself_does_not_start_the_device() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     for (size, overlap) in [
         (0, false),
@@ -155,7 +156,7 @@ fn a_ring_that_is_too_large_or_overlaps_itself_does_not_start_the_device() {
 
 #[test]
 fn a_new_interrupt_is_used_and_signalled_once() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     exchange(&mut machine.nic, 5, &[MAC]);
@@ -191,17 +192,17 @@ fn resets_leak_nothing(mapping: Mapping) {
 
 #[test]
 fn a_hundred_resets_under_traffic_leak_nothing() {
-    resets_leak_nothing(SHARED);
+    resets_leak_nothing(Mapping::DEFAULT);
 }
 
 #[test]
 fn a_hundred_resets_under_traffic_leave_nothing_pinned() {
-    resets_leak_nothing(PINNING);
+    resets_leak_nothing(Mapping::PINNED);
 }
 
 #[test]
 fn nothing_is_written_to_guest_memory_after_a_reset() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     exchange(&mut machine.nic, 5, &[MAC]);
@@ -249,7 +250,7 @@ fn request(memory: &GuestMemory, ring: &mut Ring, kind: u32, sector: u64) -> u8 
 
 #[test]
 fn a_block_device_reads_back_its_writes() {
-    simulator(SHARED);
+    simulator(Mapping::DEFAULT);
     let block = SimDevice::block("blk").unwrap();
     let memory = guest::memory();
     let mut backend = VdpaBackend::open(&options(&block), memory.clone(), guest::RAM_END).unwrap();

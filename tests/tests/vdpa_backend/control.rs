@@ -7,12 +7,14 @@ use devices::virtio::backend::Backend as _;
 use vdpa::control_queue::queue::ANSWER_TIMEOUT;
 use vm_memory::{Bytes as _, GuestAddress};
 
+use lab::sim::Mapping;
+
 use super::support::frames::{exchange, is_not_delivered};
 use super::support::guest::HIGH;
 use super::support::machine::{ACK, COMMAND, Machine};
 use super::support::nic::PATIENCE;
 use super::support::process::behind_the_back;
-use super::support::{FOREIGN, MAC, PINNING, SHARED, net, text};
+use super::support::{FOREIGN, MAC, net, text};
 
 const OK: u8 = 0;
 const ERR: u8 = 1;
@@ -25,7 +27,7 @@ fn mac_addr_set(mac: [u8; 6]) -> Vec<u8> {
 
 #[test]
 fn a_new_address_reaches_the_device_and_the_configuration() {
-    for mapping in [SHARED, PINNING] {
+    for mapping in [Mapping::DEFAULT, Mapping::PINNED] {
         let net = net(mapping);
         let mut machine = Machine::new(&net);
         machine.start();
@@ -47,7 +49,7 @@ fn a_new_address_reaches_the_device_and_the_configuration() {
 
 #[test]
 fn malformed_commands_are_refused_and_the_queue_continues() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     let long = [&MAC_ADDR_SET[..], &[7; 20 * 1024]].concat();
@@ -74,7 +76,7 @@ fn malformed_commands_are_refused_and_the_queue_continues() {
 
 #[test]
 fn chains_without_a_command_or_without_an_ack_come_back() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     let command = mac_addr_set(FOREIGN);
@@ -101,7 +103,7 @@ fn chains_without_a_command_or_without_an_ack_come_back() {
 
 #[test]
 fn many_commands_at_once_are_all_answered_in_order() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     machine
@@ -127,7 +129,7 @@ fn many_commands_at_once_are_all_answered_in_order() {
 /// The guest breaks its control ring. The device requests a reset, nothing hangs, and after the
 /// reset the device works.
 fn breaks(what: &str, fault: impl Fn(&mut Machine)) {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     fault(&mut machine);
@@ -170,7 +172,7 @@ fn a_broken_control_ring_asks_for_a_reset() {
 
 #[test]
 fn a_device_that_does_not_answer_costs_the_guest_an_error_and_no_more() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     behind_the_back(&net, vdpa::uapi::suspend());

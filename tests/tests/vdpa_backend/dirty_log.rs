@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use devices::virtio::backend::{Backend as _, Hardware as _, QueueChange};
-use lab::sim::SimDevice;
+use lab::sim::{Mapping, SimDevice};
 use vdpa::memory::GuestMemory;
 use vm_memory::bitmap::Bitmap as _;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _};
@@ -16,7 +16,7 @@ use super::support::guest::{HIGH, RAM_END, REGION, wait};
 use super::support::machine::{Machine, options};
 use super::support::nic::{PATIENCE, RECEIVE, TRANSMIT};
 use super::support::process::{descriptors, inheritable};
-use super::support::{FOREIGN, MAC, PINNING, SECOND, SHARED, net, second_net};
+use super::support::{FOREIGN, MAC, SECOND, net, second_net};
 use devices::virtio::vdpa::VdpaBackend;
 
 const PAGE: u64 = 4096;
@@ -130,14 +130,14 @@ fn begins_and_ends(net: &SimDevice) {
 
 #[test]
 fn a_log_begins_and_ends_under_traffic() {
-    for mapping in [SHARED, PINNING] {
+    for mapping in [Mapping::DEFAULT, Mapping::PINNED] {
         begins_and_ends(&net(mapping));
     }
 }
 
 #[test]
 fn a_log_outlives_resets_by_the_driver() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     let bytes = machine.backend.mapped_bytes();
     // Before there is a driver at all.
@@ -167,7 +167,7 @@ fn a_log_outlives_resets_by_the_driver() {
 
 #[test]
 fn the_guest_changes_its_device_meanwhile() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     machine.backend.log_writes(true).unwrap();
@@ -217,21 +217,21 @@ fn the_guest_changes_its_device_meanwhile() {
 /// untracked writes.
 #[test]
 fn untracked_writes_are_marked_at_a_queue_reset() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     machine.backend.log_writes(true).unwrap();
     exchange(&mut machine.nic, 5, &[MAC]);
     let used_ring = machine.nic.transmit.addresses.device;
     let untracked = machine.backend.untracked_writes();
-    assert!(untracked.iter().any(|(first, _)| *first == used_ring));
+    assert!(untracked.iter().any(|(first, _)| *first == used_ring.0));
     compare(&mut machine, 16, |machine| {
         exchange(&mut machine.nic, 20, &[MAC]);
         let change = QueueChange::Reset { index: TRANSMIT };
         machine.backend.change(change).unwrap();
         assert_eq!(machine.backend.untracked_writes(), []);
     });
-    assert!(is_dirty(&machine.memory, used_ring));
+    assert!(is_dirty(&machine.memory, used_ring.0));
     machine.backend.reset();
     machine.start();
     exchange(&mut machine.nic, 20, &[MAC]);
@@ -239,7 +239,7 @@ fn untracked_writes_are_marked_at_a_queue_reset() {
 
 #[test]
 fn a_device_is_saved_while_its_writes_are_recorded() {
-    let first = net(SHARED);
+    let first = net(Mapping::DEFAULT);
     let second = second_net("second", SECOND);
     let mut source = Machine::new(&first);
     source.start();
@@ -281,12 +281,12 @@ fn a_device_is_saved_while_its_writes_are_recorded() {
 /// after a reset.
 #[test]
 fn a_guest_that_breaks_a_relayed_ring_must_reset() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     machine.backend.log_writes(true).unwrap();
     exchange(&mut machine.nic, 5, &[MAC]);
-    let available = GuestAddress(machine.nic.receive.addresses.driver + 2);
+    let available = GuestAddress((machine.nic.receive.addresses.driver + 2).0);
     machine
         .memory
         .write_obj(0x7fffu16.to_le(), available)

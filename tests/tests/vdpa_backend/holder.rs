@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use vdpa::device::Device;
 
+use lab::sim::Mapping;
+
 use super::support::frames::exchange;
 use super::support::nic::Rig;
-use super::support::{MAC, PINNING, SHARED, net};
+use super::support::{MAC, net};
 
 /// A process that holds a device open and runs it, killed at the end.
 struct Holder(Child);
@@ -70,7 +72,7 @@ fn open_soon(path: &Path) -> Device {
 
 #[test]
 fn a_second_open_names_this_process() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let first = Device::open(net.path()).unwrap();
     busy(net.path(), std::process::id());
     drop(first);
@@ -79,7 +81,7 @@ fn a_second_open_names_this_process() {
 
 #[test]
 fn a_killed_holder_is_named_and_then_leaves_the_device_usable() {
-    for mapping in [SHARED, PINNING] {
+    for mapping in [Mapping::DEFAULT, Mapping::PINNED] {
         let net = net(mapping);
         for _ in 0..3 {
             let mut holder = Holder::start(net.path());

@@ -12,7 +12,7 @@ use vdpa::memory::{AddressSpace, Change, Mode, Piece};
 use super::support::frames::exchange;
 use super::support::guest::{HIGH, REGION};
 use super::support::machine::{Machine, options};
-use super::support::{MAC, PINNING, SHARED, net};
+use super::support::{MAC, net};
 
 const ACCESS_PLATFORM: u64 = 1 << 33;
 /// Where the guest maps its memory.
@@ -104,7 +104,7 @@ fn a_device_reaches_what_its_space_has() {
             .enter(&space(Mode::Identity))
             .unwrap();
         assert_eq!(machine.backend.mapped_bytes(), window + 2 * REGION);
-        translated(&mut machine).leave();
+        translated(&mut machine).leave().unwrap();
         assert_eq!(machine.backend.mapped_bytes(), window);
         machine.shift(0);
         translated(&mut machine)
@@ -117,7 +117,7 @@ fn a_device_reaches_what_its_space_has() {
 
 #[test]
 fn a_blocked_device_reaches_nothing_until_its_driver_starts_it() {
-    for mapping in [SHARED, PINNING] {
+    for mapping in [Mapping::DEFAULT, Mapping::PINNED] {
         let device = net(mapping);
         let mut machine = behind(&device);
         translated(&mut machine)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use devices::virtio::vdpa::VdpaBackend;
-use lab::sim::SimDevice;
+use lab::sim::{self, SimDevice};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vdpa::ErrorKind;
 use vdpa::causes::in_one_line;
@@ -17,7 +17,7 @@ use super::support::guest::{self, GuestNic, RAM_END, REGION};
 use super::support::machine::{chain, options};
 use super::support::nic::{RECEIVE, Rig, TRANSMIT, features, own, reduced};
 use super::support::process::{descriptors, pinned};
-use super::support::{BROADCAST, FOREIGN, MAC, PINNING, SHARED, net};
+use super::support::{BROADCAST, FOREIGN, MAC, net};
 
 /// Lowers the limit on locked memory until dropped.
 struct LowMemlock(Rlimit);
@@ -82,7 +82,7 @@ fn guest_memory_in_two_regions_carries_frames() {
 
 #[test]
 fn impossible_mappings_are_refused_before_the_kernel_sees_them() {
-    let net = net(SHARED);
+    let net = net(sim::Mapping::DEFAULT);
     let mut rig = Rig::start(&net, BackendFeatures::all());
     let mapped = rig.iotlb.mapped_bytes();
     let taken = rig.nic.memory.range().first();
@@ -119,7 +119,7 @@ fn impossible_mappings_are_refused_before_the_kernel_sees_them() {
 
 /// The first of two regions can be pinned, the second not.
 fn rolls_back(wanted: BackendFeatures) {
-    let net = net(PINNING);
+    let net = net(sim::Mapping::PINNED);
     let (_device, mut iotlb) = opened(&net, wanted);
     let memory = guest::memory();
     let before = pinned();
@@ -153,7 +153,7 @@ fn mappings_that_the_kernel_refuses_half_way_are_rolled_back_without_batches() {
 
 #[test]
 fn a_guest_that_cannot_be_pinned_is_an_error_with_a_remedy_and_leaves_nothing() {
-    let net = net(PINNING);
+    let net = net(sim::Mapping::PINNED);
     let (pages, fds) = (pinned(), descriptors());
     let error = {
         let _low = LowMemlock::new(pages + REGION);
@@ -172,7 +172,7 @@ fn a_guest_that_cannot_be_pinned_is_an_error_with_a_remedy_and_leaves_nothing() 
 
 #[test]
 fn nothing_stays_pinned_or_open_after_200_devices() {
-    let net = net(PINNING);
+    let net = net(sim::Mapping::PINNED);
     let memory = guest::memory();
     let (pages, fds) = (pinned(), descriptors());
     for round in 0..200 {
@@ -194,7 +194,7 @@ fn nothing_stays_pinned_or_open_after_200_devices() {
 
 #[test]
 fn a_closed_device_leaves_nothing_pinned_even_while_it_runs() {
-    let net = net(PINNING);
+    let net = net(sim::Mapping::PINNED);
     let pages = pinned();
     let mut rig = Rig::start(&net, BackendFeatures::all());
     exchange(&mut rig.nic, 5, &[MAC]);

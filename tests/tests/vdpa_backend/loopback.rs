@@ -7,7 +7,7 @@ use vdpa::uapi::BackendFeatures;
 
 use super::support::frames::{exchange, is_not_delivered};
 use super::support::nic::{Rig, reduced};
-use super::support::{BROADCAST, FOREIGN, MAC, SHARED, net, text};
+use super::support::{BROADCAST, FOREIGN, MAC, net, text};
 
 const FRAMES: u32 = 1000;
 
@@ -31,18 +31,12 @@ fn loops_back(mapping: Mapping) {
 
 #[test]
 fn frames_loop_back_with_pinned_pages_one_by_one() {
-    loops_back(Mapping {
-        use_va: false,
-        batch_mapping: false,
-    });
+    loops_back(Mapping::PINNED_ONE_BY_ONE);
 }
 
 #[test]
 fn frames_loop_back_with_pinned_pages_in_batches() {
-    loops_back(Mapping {
-        use_va: false,
-        batch_mapping: true,
-    });
+    loops_back(Mapping::PINNED);
 }
 
 #[test]
@@ -55,7 +49,7 @@ fn frames_loop_back_with_shared_addresses_one_by_one() {
 
 #[test]
 fn frames_loop_back_with_shared_addresses_in_batches() {
-    loops_back(SHARED);
+    loops_back(Mapping::DEFAULT);
 }
 
 /// A MAC address is set and used, and commands that the device lacks are refused.

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use devices::virtio::backend::{Backend as _, Hardware as _, QueueChange};
-use lab::sim::SimDevice;
+use lab::sim::{Mapping, SimDevice};
+use vdpa::iova::DeviceAddress;
 use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -11,7 +12,7 @@ use super::support::frames::{Loopback as _, exchange, packet};
 use super::support::guest::{HIGH, REGION, Ring, wait};
 use super::support::machine::{ACK, COMMAND, Machine, chain};
 use super::support::nic::{CONTROL, RECEIVE, TRANSMIT};
-use super::support::{FOREIGN, MAC, PINNING, SHARED, net};
+use super::support::{FOREIGN, MAC, net};
 
 const OK: u8 = 0;
 const ERR: u8 = 1;
@@ -38,7 +39,7 @@ fn announce(machine: &mut Machine) -> bool {
 
 #[test]
 fn the_device_never_sees_them() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     let own = GUEST_ANNOUNCE | RING_RESET;
     assert_eq!(machine.features & own, own);
@@ -53,7 +54,7 @@ fn the_device_never_sees_them() {
 
 #[test]
 fn an_announcement_is_asked_for_until_it_is_acknowledged() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     assert!(!announce(&mut machine), "no driver");
     machine.start();
@@ -79,7 +80,7 @@ fn an_announcement_is_asked_for_until_it_is_acknowledged() {
 
 #[test]
 fn a_driver_that_did_not_negotiate_it_is_not_asked() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.features &= !GUEST_ANNOUNCE;
     machine.start();
@@ -90,7 +91,7 @@ fn a_driver_that_did_not_negotiate_it_is_not_asked() {
 
 #[test]
 fn a_pending_announcement_is_saved() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     for pending in [false, true] {
@@ -118,7 +119,7 @@ fn move_rings(ring: &mut Ring) {
         &mut ring.addresses.driver,
         &mut ring.addresses.device,
     ] {
-        *address ^= 0x8_0000;
+        address.0 ^= 0x8_0000;
     }
 }
 
@@ -137,7 +138,7 @@ fn resets_data_queues(net: &SimDevice) {
         let receive = machine.nic.receive.addresses;
         let used: u16 = machine
             .memory
-            .read_obj(GuestAddress(receive.device + 2))
+            .read_obj(GuestAddress((receive.device + 2).0))
             .unwrap();
         machine.nic.transmit.kick.write(1).unwrap();
         let _ = machine.nic.receive.call.read();
@@ -145,7 +146,7 @@ fn resets_data_queues(net: &SimDevice) {
         assert!(!interrupted, "an interrupt of a queue that was reset");
         let after: u16 = machine
             .memory
-            .read_obj(GuestAddress(receive.device + 2))
+            .read_obj(GuestAddress((receive.device + 2).0))
             .unwrap();
         assert_eq!(after, used);
         // The control queue continues to work.
@@ -164,14 +165,14 @@ fn resets_data_queues(net: &SimDevice) {
 
 #[test]
 fn data_queues_are_reset_and_return_at_other_addresses() {
-    for mapping in [SHARED, PINNING] {
+    for mapping in [Mapping::DEFAULT, Mapping::PINNED] {
         resets_data_queues(&net(mapping));
     }
 }
 
 #[test]
 fn one_queue_of_two_is_reset() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     exchange(&mut machine.nic, 20, &[MAC]);
@@ -185,7 +186,7 @@ fn one_queue_of_two_is_reset() {
 
 #[test]
 fn a_device_with_a_parked_queue_is_saved_without_it() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     exchange(&mut machine.nic, 20, &[MAC]);
@@ -203,7 +204,7 @@ fn a_device_with_a_parked_queue_is_saved_without_it() {
 
 #[test]
 fn the_guest_s_control_queue_is_reset_without_losing_an_answer() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.start();
     let set = |mac: [u8; 6]| [&[1, 1][..], &mac].concat();
@@ -233,21 +234,21 @@ fn the_guest_s_control_queue_is_reset_without_losing_an_answer() {
 /// Requests that a transport does not send, and values that only a hostile driver programs.
 #[test]
 fn a_hostile_driver_loses_its_device_and_nothing_else() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     let window = HIGHEST_END - WINDOW_SIZE + 0x1000;
     type Attack = fn(&mut Machine, u64);
     let attacks: [(Attack, &str); 5] = [
         (
-            |machine, place| machine.nic.transmit.addresses.descriptor = place,
+            |machine, place| machine.nic.transmit.addresses.descriptor = DeviceAddress(place),
             "outside",
         ),
         (
-            |machine, place| machine.nic.transmit.addresses.device = place,
+            |machine, place| machine.nic.transmit.addresses.device = DeviceAddress(place),
             "outside",
         ),
         (
-            |machine, _| machine.nic.transmit.addresses.driver = HIGH + REGION,
+            |machine, _| machine.nic.transmit.addresses.driver = DeviceAddress(HIGH + REGION),
             "outside",
         ),
         (

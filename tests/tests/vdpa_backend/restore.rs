@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use devices::virtio::backend::{Backend as _, SavedState};
 use devices::virtio::vdpa::VdpaBackend;
-use lab::sim::SimDevice;
+use lab::sim::{Mapping, SimDevice};
 use vdpa::control_queue::{Command, ControlState};
 use vdpa::device::VringBase;
 use vm_memory::{Bytes as _, GuestAddress};
@@ -13,7 +13,7 @@ use super::support::frames::{Loopback as _, exchange, is_not_delivered, packet};
 use super::support::guest::RAM_END;
 use super::support::machine::{ACK, COMMAND, Machine, chain, options};
 use super::support::process::behind_the_back;
-use super::support::{FOREIGN, MAC, PINNING, SECOND, SHARED, net, second_net, text};
+use super::support::{FOREIGN, MAC, SECOND, net, second_net, text};
 
 /// The payload of a saved state, field by field, as an independent writer of states would build it.
 /// postcard encodes a struct as its fields.
@@ -54,7 +54,7 @@ fn running(net: &SimDevice) -> Machine {
 
 #[test]
 fn a_saved_device_continues_in_place() {
-    for mapping in [SHARED, PINNING] {
+    for mapping in [Mapping::DEFAULT, Mapping::PINNED] {
         let net = net(mapping);
         let mut machine = running(&net);
         for _ in 0..5 {
@@ -72,7 +72,7 @@ fn a_saved_device_continues_in_place() {
 
 #[test]
 fn positions_are_where_the_device_stopped() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = running(&net);
     let payload = decode(&machine.backend.save().unwrap());
     assert_eq!(payload.0, 1);
@@ -86,7 +86,7 @@ fn positions_are_where_the_device_stopped() {
 
 #[test]
 fn a_saved_device_continues_on_another_one() {
-    let first = net(SHARED);
+    let first = net(Mapping::DEFAULT);
     let second = second_net("second", SECOND);
     let mut source = running(&first);
     let state = source.backend.save().unwrap();
@@ -118,7 +118,7 @@ fn add_command(machine: &mut Machine) -> u16 {
 
 #[test]
 fn a_command_that_came_too_late_is_served_where_the_device_continues() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = running(&net);
     let state = machine.backend.save().unwrap();
     let head = add_command(&mut machine);
@@ -136,7 +136,7 @@ const LATE: Duration = Duration::from_millis(300);
 
 #[test]
 fn a_save_waits_for_the_command_that_the_device_has() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = running(&net);
     // The device gets the command while it is suspended and executes it when it is resumed.
     behind_the_back(&net, vdpa::uapi::suspend());
@@ -162,7 +162,7 @@ fn a_save_waits_for_the_command_that_the_device_has() {
 
 #[test]
 fn a_suspended_device_is_not_given_the_guest_s_commands() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = running(&net);
     machine.backend.save().unwrap();
     add_command(&mut machine);
@@ -235,7 +235,7 @@ fn hostile(good: &SavedState) -> Vec<(&'static str, SavedState)> {
 
 #[test]
 fn hostile_states_are_refused_and_the_device_stays_usable() {
-    for mapping in [SHARED, PINNING] {
+    for mapping in [Mapping::DEFAULT, Mapping::PINNED] {
         let net = net(mapping);
         let mut machine = running(&net);
         let good = machine.backend.save().unwrap();
@@ -259,7 +259,7 @@ fn hostile_states_are_refused_and_the_device_stays_usable() {
 
 #[test]
 fn a_stopped_device_cannot_be_saved() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let mut machine = Machine::new(&net);
     machine.backend.save().unwrap_err();
     machine.backend.negotiate(machine.features).unwrap();

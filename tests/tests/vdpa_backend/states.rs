@@ -4,11 +4,14 @@ use std::fs::File;
 
 use vdpa::causes::in_one_line;
 use vdpa::device::{Device, State, VringBase, VringConfig};
+use vdpa::iova::DeviceAddress;
 use vdpa::uapi::BackendFeatures;
+
+use lab::sim::Mapping;
 
 use super::support::frames::{Loopback as _, exchange, packet};
 use super::support::nic::{Nic, RECEIVE, Rig, TRANSMIT, features, own, reduced};
-use super::support::{MAC, PINNING, SHARED, net};
+use super::support::{MAC, net};
 
 const ACKNOWLEDGE: u8 = 1;
 const DRIVER: u8 = 2;
@@ -18,7 +21,7 @@ const RUNNING: u8 = ACKNOWLEDGE | DRIVER | DRIVER_OK | FEATURES_OK;
 
 #[test]
 fn each_state_is_the_status_that_the_kernel_shows() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let device = Device::open(net.path()).unwrap();
     assert_eq!(device.status().unwrap(), 0);
     let (mut device, iotlb) = device.own().unwrap();
@@ -40,7 +43,7 @@ fn each_state_is_the_status_that_the_kernel_shows() {
 
 #[test]
 fn features_that_the_device_lacks_are_refused_and_it_stays_usable() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let (mut device, mut iotlb) = own(net.path(), BackendFeatures::all());
     let offered = features(&device);
     let lacking = !device.info().features & (1 << 22 | 1 << 34);
@@ -68,7 +71,7 @@ fn features_that_the_device_lacks_are_refused_and_it_stays_usable() {
 
 #[test]
 fn rings_that_the_device_cannot_have_are_refused_by_us() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let (mut device, _iotlb) = own(net.path(), BackendFeatures::all());
     let maximum = device.info().queues[0].max_size;
     let features = features(&device);
@@ -86,7 +89,7 @@ fn rings_that_the_device_cannot_have_are_refused_by_us() {
     let error = refused(3, &good);
     assert_eq!(error.to_string(), "there is no queue 3: the device has 3");
     let mut outside = good;
-    outside.addresses.device = allowed[0].last() + 1;
+    outside.addresses.device = DeviceAddress(allowed[0].last() + 1);
     let error = refused(0, &outside);
     let text = in_one_line(&error);
     assert!(text.ends_with("outside the memory for rings"), "{text}");
@@ -96,7 +99,7 @@ fn rings_that_the_device_cannot_have_are_refused_by_us() {
 /// Suspend, new rings, resume, with receive buffers in flight and a frame sent while the device was
 /// suspended.
 fn switches_rings(wanted: BackendFeatures) {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let Rig {
         mut device,
         iotlb,
@@ -137,7 +140,7 @@ fn rings_are_switched_in_place_with_reduced_abilities() {
 
 #[test]
 fn abilities_that_were_not_acknowledged_are_not_used() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let without =
         BackendFeatures::all() - BackendFeatures::SUSPEND - BackendFeatures::ENABLE_AFTER_DRIVER_OK;
     let mut rig = Rig::start(&net, without);
@@ -155,7 +158,7 @@ fn abilities_that_were_not_acknowledged_are_not_used() {
 
 #[test]
 fn a_reset_device_works_again_whether_its_mappings_survive_or_not() {
-    for mapping in [SHARED, PINNING] {
+    for mapping in [Mapping::DEFAULT, Mapping::PINNED] {
         for wanted in [BackendFeatures::all(), reduced()] {
             let net = net(mapping);
             let mut rig = Rig::start(&net, wanted);
@@ -177,7 +180,7 @@ fn a_reset_device_works_again_whether_its_mappings_survive_or_not() {
 
 #[test]
 fn queues_can_be_enabled_while_the_device_runs() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let (mut device, mut iotlb) = own(net.path(), BackendFeatures::all());
     let mut nic = Nic::new();
     nic.map(&mut iotlb);
@@ -193,7 +196,7 @@ fn queues_can_be_enabled_while_the_device_runs() {
 
 #[test]
 fn an_opened_descriptor_is_reset_and_has_one_owner() {
-    let net = net(SHARED);
+    let net = net(Mapping::DEFAULT);
     let file = File::options().read(true).write(true).open(net.path());
     let file = file.unwrap();
     let first = Device::from_fd(file.try_clone().unwrap().into()).unwrap();

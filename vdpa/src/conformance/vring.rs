@@ -118,9 +118,9 @@ fn running(subject: &Subject<'_>) -> Attempt {
     let addresses = vhost_vring_addr {
         index: u32::from(queue.index()),
         flags: 0,
-        desc_user_addr: queue.addresses().descriptor,
-        used_user_addr: queue.addresses().device,
-        avail_user_addr: queue.addresses().driver,
+        desc_user_addr: queue.addresses().descriptor.0,
+        used_user_addr: queue.addresses().device.0,
+        avail_user_addr: queue.addresses().driver.0,
         log_guest_addr: 0,
     };
     let set = netdev

@@ -190,9 +190,9 @@ impl Device {
         let addresses = vhost_vring_addr {
             index,
             flags: 0,
-            desc_user_addr: config.addresses.descriptor,
-            used_user_addr: config.addresses.device,
-            avail_user_addr: config.addresses.driver,
+            desc_user_addr: config.addresses.descriptor.0,
+            used_user_addr: config.addresses.device.0,
+            avail_user_addr: config.addresses.driver.0,
             log_guest_addr: 0,
         };
         handle

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::iotlb::{DeviceSink, Iotlb, IotlbLimits};
-use crate::iova::IovaRange;
+use crate::iova::{DeviceAddress, IovaRange};
 
 /// A device in `state` that refuses each ioctl: its file is not a vhost-vdpa device.
 fn refusing(state: State) -> Device {
@@ -50,9 +50,9 @@ fn set_vring(
     let config = VringConfig {
         size: 16,
         addresses: VringAddresses {
-            descriptor: 0,
-            driver: 0x1000,
-            device: 0x2000,
+            descriptor: DeviceAddress(0),
+            driver: DeviceAddress(0x1000),
+            device: DeviceAddress(0x2000),
         },
         base: VringBase::initial(false),
         kick: None,

@@ -9,7 +9,7 @@ use std::fmt;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::Error;
-use crate::iova::IovaRange;
+use crate::iova::{DeviceAddress, IovaRange};
 
 /// Largest split or packed ring (virtio 1.3, 2.7 and 2.8).
 pub const RING_SIZE_MAX: u16 = 32768;
@@ -18,11 +18,11 @@ pub const RING_SIZE_MAX: u16 = 32768;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VringAddresses {
     /// Descriptor Area.
-    pub descriptor: u64,
+    pub descriptor: DeviceAddress,
     /// Driver Area (split: avail ring; packed: driver event suppression).
-    pub driver: u64,
+    pub driver: DeviceAddress,
     /// Device Area (split: used ring; packed: device event suppression).
-    pub device: u64,
+    pub device: DeviceAddress,
 }
 
 /// The position at which a device continues in a ring.
@@ -212,12 +212,12 @@ pub(crate) fn check_areas(
         .into_iter()
         .zip([descriptor, driver, device])
     {
-        if !address.is_multiple_of(alignment) {
+        if !address.0.is_multiple_of(alignment) {
             return Err(Error::other(format!(
                 "the {area} area at {address:#x} is not aligned to {alignment} bytes"
             )));
         }
-        let range = IovaRange::from_size(address, len)
+        let range = IovaRange::from_size(address.0, len)
             .filter(|range| allowed.iter().any(|allowed| allowed.contains(range)))
             .ok_or_else(|| {
                 Error::other(format!(
@@ -282,9 +282,9 @@ mod tests {
         VringConfig {
             size,
             addresses: VringAddresses {
-                descriptor,
-                driver,
-                device,
+                descriptor: DeviceAddress(descriptor),
+                driver: DeviceAddress(driver),
+                device: DeviceAddress(device),
             },
             base: VringBase::initial(false),
             kick: None,

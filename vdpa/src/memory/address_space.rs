@@ -202,6 +202,18 @@ impl Writer<'_> {
         self.0.clone_from(&other.0);
     }
 
+    /// Makes changes that another space has made.
+    ///
+    /// # Errors
+    /// As [`Writer::map`] and [`Writer::unmap`]: the other space was not the same. The changes
+    /// before the cause are made.
+    pub fn apply(&mut self, changes: &[Change]) -> Result<(), Error> {
+        changes.iter().try_for_each(|change| match *change {
+            Change::Map { range, piece } => self.map(range, piece),
+            Change::Unmap { range } => self.unmap(range).map(drop),
+        })
+    }
+
     /// Adds a mapping.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use vm_memory::{
 
 use super::{AddressSpace, GuestMemory, Mode, Reader};
 use crate::iotlb::Access;
-use crate::iova::IovaRange;
+use crate::iova::{DeviceAddress, IovaRange};
 
 /// Guest RAM by the addresses that a device's driver writes. The type `GuestAddress` of vm-memory's
 /// traits then stands for a device address.
@@ -80,9 +80,14 @@ impl DeviceMemory {
         ranges
     }
 
-    /// Calls `f` with the guest-physical address and length of each part of `len` bytes at a device
-    /// address that the device can write. Without an IOMMU it is called once.
-    pub fn for_each_written(&self, address: u64, len: u64, mut f: impl FnMut(u64, u64)) {
+    /// Calls `f` with the guest-physical address and length of each part of `len` bytes at
+    /// `address` that the device can write. Without an IOMMU it is called once.
+    pub fn for_each_written(
+        &self,
+        DeviceAddress(address): DeviceAddress,
+        len: u64,
+        mut f: impl FnMut(u64, u64),
+    ) {
         let Some(space) = &self.space else {
             return f(address, len);
         };

@@ -15,7 +15,7 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestRegionMmap, MmapRegion, Vo
 
 use super::{DmaRegion, GuestMemory};
 use crate::Error;
-use crate::iova::{IovaRange, PAGE_SIZE};
+use crate::iova::{DeviceAddress, IovaRange, PAGE_SIZE};
 
 /// Page-aligned shared memory with an I/O virtual address.
 #[derive(Debug)]
@@ -101,9 +101,9 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// The bytes are not all inside the buffer.
-    pub fn iova(&self, offset: u64, len: u64) -> Result<u64, Error> {
+    pub fn iova(&self, offset: u64, len: u64) -> Result<DeviceAddress, Error> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.size => Ok(self.range.first() + offset),
+            Some(end) if end <= self.size => Ok(DeviceAddress(self.range.first() + offset)),
             _ => Err(self.bounds(offset, len)),
         }
     }
@@ -267,7 +267,7 @@ mod tests {
         for offset in [4094, 4096, u64::MAX - 3] {
             assert!(buffer.load_u32(offset, Ordering::Relaxed).is_err());
         }
-        assert_eq!(buffer.iova(4096, 0).unwrap(), 0x10_1000);
+        assert_eq!(buffer.iova(4096, 0).unwrap(), DeviceAddress(0x10_1000));
         for offset in [4093, 4096, u64::MAX, u64::MAX - 3] {
             assert!(buffer.write(offset, &data).is_err());
             assert!(buffer.read(offset, &mut data).is_err());

@@ -5,49 +5,41 @@ use std::fmt;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
+use crate::iova::DeviceAddress;
 use crate::memory::{DeviceMemory, GuestMemory};
 
 /// Records guest memory that a device wrote without [`GuestMemory`]. Writes of this process need no
 /// record.
 pub trait Dirty: fmt::Debug {
-    /// Records that `len` bytes at the device's `address` may have changed. Parts outside guest RAM
-    /// are ignored.
-    fn mark(&self, address: u64, len: u32);
+    /// Records that `len` bytes at `address` may have changed. Parts outside guest RAM are ignored.
+    fn mark(&self, address: DeviceAddress, len: u32);
 }
 
-/// Marks the pages in the bitmap of the region, as writes through it do.
-impl Dirty for GuestMemory {
-    fn mark(&self, address: u64, len: u32) {
-        let Some(last) = u64::from(len)
-            .checked_sub(1)
-            .map(|span| address.saturating_add(span))
-        else {
-            return;
-        };
-        for region in self.iter() {
-            let base = region.start_addr().0;
-            let first = address.max(base);
-            let last = last.min(region.last_addr().0);
-            if first > last {
-                continue;
-            }
-            // Both fit: they lie inside one mapping of this process.
-            let offset = usize::try_from(first - base).unwrap_or(usize::MAX);
-            let len = usize::try_from(last - first + 1).unwrap_or(usize::MAX);
-            region.bitmap().mark_dirty(offset, len);
+/// Marks the pages of `len` bytes at the guest-physical address `gpa`, as writes through `ram` do.
+/// Parts outside RAM are ignored.
+pub fn mark_ram(ram: &GuestMemory, gpa: u64, len: u64) {
+    let Some(last) = len.checked_sub(1).map(|span| gpa.saturating_add(span)) else {
+        return;
+    };
+    for region in ram.iter() {
+        let base = region.start_addr().0;
+        let first = gpa.max(base);
+        let last = last.min(region.last_addr().0);
+        if first > last {
+            continue;
         }
+        // Both fit: they lie inside one mapping of this process.
+        let offset = usize::try_from(first - base).unwrap_or(usize::MAX);
+        let len = usize::try_from(last - first + 1).unwrap_or(usize::MAX);
+        region.bitmap().mark_dirty(offset, len);
     }
 }
 
 /// Marks by guest-physical address. Parts that the device cannot write are ignored.
 impl Dirty for DeviceMemory {
-    fn mark(&self, address: u64, len: u32) {
-        if self.space().is_none() {
-            return self.ram().mark(address, len);
-        }
-        self.for_each_written(address, u64::from(len), |gpa, part| {
-            // A part of `len` bytes fits.
-            self.ram().mark(gpa, u32::try_from(part).unwrap_or(len));
+    fn mark(&self, address: DeviceAddress, len: u32) {
+        self.for_each_written(address, u64::from(len), |gpa, len| {
+            mark_ram(self.ram(), gpa, len);
         });
     }
 }
@@ -71,11 +63,11 @@ mod tests {
             (GuestAddress(0x10_0000), 0x4000),
         ])
         .unwrap();
-        memory.mark(0x3fff, 2);
-        memory.mark(0x7000, 0xf_9001);
-        memory.mark(0x10_3fff, u32::MAX);
-        memory.mark(u64::MAX, u32::MAX);
-        memory.mark(0x1000, 0);
+        mark_ram(&memory, 0x3fff, 2);
+        mark_ram(&memory, 0x7000, 0xf_9001);
+        mark_ram(&memory, 0x10_3fff, u64::MAX);
+        mark_ram(&memory, u64::MAX, u64::MAX);
+        mark_ram(&memory, 0x1000, 0);
         let dirty: Vec<Vec<bool>> = memory
             .iter()
             .map(|region| {
@@ -99,6 +91,7 @@ mod tests {
         let ram = Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), 0x8000)]).unwrap());
         let space = Arc::new(AddressSpace::new(IovaRange::ALL));
         let memory = DeviceMemory::behind(Arc::clone(&ram), Arc::clone(&space));
+        let mark = |address, len| memory.mark(DeviceAddress(address), len);
         let dirty = || -> Vec<u64> {
             let region = ram.iter().next().unwrap();
             let pages = (0..8).filter(|page| region.bitmap().dirty_at(page * 0x1000));
@@ -106,7 +99,7 @@ mod tests {
             vm_memory::MmapRegion::bitmap(region).get_and_reset();
             pages
         };
-        memory.mark(0, 0x8000);
+        mark(0, 0x8000);
         assert!(dirty().is_empty());
         space.change(|space| {
             space.set_mode(Mode::Mapped);
@@ -120,14 +113,14 @@ mod tests {
                 space.map(range, Piece { gpa, access }).unwrap();
             }
         });
-        memory.mark(0x1_0fff, 0x1002);
+        mark(0x1_0fff, 0x1002);
         assert_eq!(dirty(), [2, 5]);
-        memory.mark(u64::MAX, u32::MAX);
+        mark(u64::MAX, u32::MAX);
         assert_eq!(dirty(), [7]);
-        memory.mark(0x1_0000, 0);
+        mark(0x1_0000, 0);
         assert!(dirty().is_empty());
         space.change(|space| space.set_mode(Mode::Identity));
-        memory.mark(0x1fff, 2);
+        mark(0x1fff, 2);
         assert_eq!(dirty(), [1, 2]);
     }
 }

@@ -45,7 +45,7 @@ mod used_shadow;
 use std::fmt;
 
 pub use self::choice::{Reason, choose};
-pub use self::dirty::Dirty;
+pub use self::dirty::{Dirty, mark_ram};
 pub use self::full_shadow::FullShadow;
 pub use self::pace::{Pace, Pause, Signals};
 pub use self::set::{Prepared, Progress, RelayedQueue, SvqSet};

@@ -27,7 +27,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::{Dirty, PASS_LIMIT, Pass, Position, Strategy, Svq, in_flight_unknown};
 use crate::Error;
 use crate::device::VringAddresses;
-use crate::iova::PAGE_SIZE;
+use crate::iova::{DeviceAddress, PAGE_SIZE};
 use crate::memory::SharedBuffer;
 use crate::ring::split::{GuestRing, Suppression, USED_F_NO_NOTIFY};
 use crate::ring::{Direction, Piece, Violation};
@@ -97,7 +97,7 @@ pub struct UsedShadow {
     private: Arc<SharedBuffer>,
     /// Start of the private used ring in `private`.
     offset: u64,
-    device: u64,
+    device: DeviceAddress,
     event_idx: bool,
     in_order: bool,
     /// Next element; the guest's used index after a pass.

@@ -12,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory as _, Permissions};
 use super::{Direction, Piece, RingFormat, Violation};
 use crate::Error;
 use crate::device::{RING_SIZE_MAX, VringAddresses, VringBase, check_areas, size_not_possible};
-use crate::iova::IovaRange;
+use crate::iova::{DeviceAddress, IovaRange};
 use crate::memory::DeviceMemory;
 
 /// Flags of a descriptor in both formats (virtio 1.3, 2.7.5 and 2.8.13).
@@ -118,42 +118,76 @@ impl Areas {
 
     /// The descriptor at a device address, as it was at one moment: address, length, and
     /// its last two fields. Little-endian in memory.
-    pub(super) fn descriptor(&self, at: u64) -> Result<(u64, u32, u16, u16), Error> {
-        let read: Result<[u64; 2], _> = direct!(self, memory => memory.read_obj(GuestAddress(at)));
+    pub(super) fn descriptor(
+        &self,
+        at: DeviceAddress,
+    ) -> Result<(DeviceAddress, u32, u16, u16), Error> {
+        let read: Result<[u64; 2], _> =
+            direct!(self, memory => memory.read_obj(GuestAddress(at.0)));
         let [address, rest] = read.map_err(access(at))?;
         let [l0, l1, l2, l3, x0, x1, y0, y1] = rest.to_ne_bytes();
         Ok((
-            u64::from_le(address),
+            DeviceAddress(u64::from_le(address)),
             u32::from_le_bytes([l0, l1, l2, l3]),
             u16::from_le_bytes([x0, x1]),
             u16::from_le_bytes([y0, y1]),
         ))
     }
 
-    pub(super) fn load(&self, address: u64, ordering: Ordering) -> Result<u16, Error> {
-        direct!(self, memory => memory.load(GuestAddress(address), ordering))
+    pub(super) fn load(&self, address: DeviceAddress, ordering: Ordering) -> Result<u16, Error> {
+        direct!(self, memory => memory.load(GuestAddress(address.0), ordering))
             .map(u16::from_le)
             .map_err(access(address))
     }
 
-    pub(super) fn store(&self, address: u64, value: u16, ordering: Ordering) -> Result<(), Error> {
+    pub(super) fn store(
+        &self,
+        address: DeviceAddress,
+        value: u16,
+        ordering: Ordering,
+    ) -> Result<(), Error> {
         let value = value.to_le();
-        direct!(self, memory => memory.store(value, GuestAddress(address), ordering))
+        direct!(self, memory => memory.store(value, GuestAddress(address.0), ordering))
             .map_err(access(address))
     }
 
-    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        direct!(self, memory => memory.write_slice(bytes, GuestAddress(address)))
+    pub(super) fn write(&self, address: DeviceAddress, bytes: &[u8]) -> Result<(), Error> {
+        direct!(self, memory => memory.write_slice(bytes, GuestAddress(address.0)))
             .map_err(access(address))
     }
 
-    fn check_inside(&self, address: u64, len: u32, direction: Direction) -> Result<(), Violation> {
+    /// Checks a buffer. Behind an IOMMU it only has to lie where the guest may map memory. If it is
+    /// not mapped, the access fails: a fault of the request, not of the ring.
+    fn check_buffer(
+        &self,
+        address: DeviceAddress,
+        len: u32,
+        direction: Direction,
+    ) -> Result<(), Violation> {
+        let Some(space) = self.memory.space() else {
+            return self.check_inside(address, len, direction);
+        };
+        let range = IovaRange::from_size(address.0, u64::from(len));
+        let fits = range.is_some_and(|range| space.range().contains(&range));
+        if fits {
+            Ok(())
+        } else {
+            Err(Violation::Outside { address, len })
+        }
+    }
+
+    fn check_inside(
+        &self,
+        address: DeviceAddress,
+        len: u32,
+        direction: Direction,
+    ) -> Result<(), Violation> {
         let outside = Violation::Outside { address, len };
         let count = usize::try_from(len).map_err(|_| outside)?;
-        let fits = IovaRange::from_size(address, u64::from(len)).is_some()
+        let fits = IovaRange::from_size(address.0, u64::from(len)).is_some()
             && self
                 .memory
-                .check_range(GuestAddress(address), count, direction.into());
+                .check_range(GuestAddress(address.0), count, direction.into());
         if fits { Ok(()) } else { Err(outside) }
     }
 }
@@ -168,7 +202,7 @@ impl From<Direction> for Permissions {
 }
 
 /// For `map_err`: guest memory refused an access at a checked `address`.
-pub fn access(address: u64) -> impl FnOnce(vm_memory::GuestMemoryError) -> Error {
+pub fn access(address: DeviceAddress) -> impl FnOnce(vm_memory::GuestMemoryError) -> Error {
     move |source| {
         Error::other(format!(
             "cannot access the ring in guest memory at {address:#x}"
@@ -203,7 +237,12 @@ impl<'a> ChainReader<'a> {
     }
 
     /// Adds a buffer; skips an empty one.
-    pub(super) fn take(&mut self, address: u64, len: u32, flags: u16) -> Result<(), Violation> {
+    pub(super) fn take(
+        &mut self,
+        address: DeviceAddress,
+        len: u32,
+        flags: u16,
+    ) -> Result<(), Violation> {
         let left = self.left.checked_sub(1);
         self.left = left.ok_or(Violation::ChainTooLong)?;
         let total = self.total.checked_add(len);
@@ -217,7 +256,7 @@ impl<'a> ChainReader<'a> {
             Direction::DeviceReads
         };
         if len > 0 {
-            self.areas.check_inside(address, len, direction)?;
+            self.areas.check_buffer(address, len, direction)?;
             self.pieces.push(Piece {
                 iova: address,
                 len,
@@ -229,7 +268,12 @@ impl<'a> ChainReader<'a> {
 
     /// Checks the descriptor of an indirect table, the last of the chain in the ring; returns the
     /// table's entries.
-    pub(super) fn table(&self, address: u64, len: u32, flags: u16) -> Result<u32, Violation> {
+    pub(super) fn table(
+        &self,
+        address: DeviceAddress,
+        len: u32,
+        flags: u16,
+    ) -> Result<u32, Violation> {
         let malformed = !self.areas.indirect
             || flags & DESCRIPTOR_F_NEXT != 0
             || len == 0
@@ -272,7 +316,7 @@ mod tests {
 
     fn piece(offset: u64, len: u32, direction: Direction) -> Piece {
         Piece {
-            iova: DEVICE + offset,
+            iova: DeviceAddress(DEVICE + offset),
             len,
             direction,
         }
@@ -290,7 +334,8 @@ mod tests {
             let mut driver = DriverQueue::new(Arc::clone(&buffer), SIZE, 0, features).unwrap();
             // A ring of two pages. Those of the buffers are not adjacent in guest RAM, and the
             // first is read-only.
-            let space = Arc::new(AddressSpace::new(IovaRange::ALL));
+            let reach = IovaRange::new(0, page(7).last()).unwrap();
+            let space = Arc::new(AddressSpace::new(reach));
             space.change(|space| {
                 space.set_mode(Mode::Mapped);
                 for (number, target, access) in [
@@ -310,9 +355,9 @@ mod tests {
                 device,
             } = driver.addresses();
             let addresses = VringAddresses {
-                descriptor: descriptor - GUEST + DEVICE,
-                driver: avail - GUEST + DEVICE,
-                device: device - GUEST + DEVICE,
+                descriptor: DeviceAddress(descriptor.0 - GUEST + DEVICE),
+                driver: DeviceAddress(avail.0 - GUEST + DEVICE),
+                device: DeviceAddress(device.0 - GUEST + DEVICE),
             };
             let ring = GuestRing::new(memory.clone(), SIZE, addresses, features).unwrap();
             let mut queue = DeviceQueue::new(ring, VringBase::initial(packed), features).unwrap();
@@ -326,11 +371,11 @@ mod tests {
             buffer.write(2 * PAGE_SIZE, b"low:").unwrap();
             let mut read = [0; 8];
             memory
-                .read_slice(&mut read, GuestAddress(both.iova))
+                .read_slice(&mut read, GuestAddress(both.iova.0))
                 .unwrap();
             assert_eq!(&read, b"highlow:");
             memory
-                .write_slice(b"done", GuestAddress(answer.iova))
+                .write_slice(b"done", GuestAddress(answer.iova.0))
                 .unwrap();
             queue.push_used(chain.id, 4).unwrap();
             queue.publish().unwrap();
@@ -340,16 +385,24 @@ mod tests {
             assert_eq!(&written, b"done");
 
             // The device may not write the first page of buffers, nor reach the page behind the
-            // last.
-            for bad in [
-                piece(3 * PAGE_SIZE - 4, 8, Direction::DeviceWrites),
-                piece(4 * PAGE_SIZE - 4, 8, Direction::DeviceReads),
+            // last: the access fails. A chain whose buffer the guest cannot map breaks the ring.
+            for (bad, is_broken) in [
+                (piece(3 * PAGE_SIZE - 4, 8, Direction::DeviceWrites), false),
+                (piece(4 * PAGE_SIZE - 4, 8, Direction::DeviceReads), false),
+                (piece(8 * PAGE_SIZE - 4, 8, Direction::DeviceReads), true),
             ] {
                 let mut driver = DriverQueue::new(Arc::clone(&buffer), SIZE, 0, features).unwrap();
                 driver.add(&[bad]).unwrap();
                 let ring = GuestRing::new(memory.clone(), SIZE, addresses, features).unwrap();
                 let base = VringBase::initial(packed);
                 let mut queue = DeviceQueue::new(ring, base, features).unwrap();
+                if !is_broken {
+                    assert_eq!(queue.pop().unwrap().unwrap().pieces, [bad]);
+                    let count = usize::try_from(bad.len).unwrap();
+                    let access = bad.direction.into();
+                    assert!(!memory.check_range(GuestAddress(bad.iova.0), count, access));
+                    continue;
+                }
                 let error = queue.pop().unwrap_err();
                 assert!(
                     matches!(error.kind(), ErrorKind::BrokenByGuest { .. }),

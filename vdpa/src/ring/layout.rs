@@ -7,7 +7,7 @@ use super::RingFormat;
 use super::guest::DESCRIPTOR_SIZE;
 use crate::Error;
 use crate::device::VringAddresses;
-use crate::iova::PAGE_SIZE;
+use crate::iova::{DeviceAddress, PAGE_SIZE};
 
 /// Bytes of an event suppression structure (virtio 1.3, 2.8.14).
 const EVENT: u64 = 4;
@@ -160,7 +160,7 @@ impl RingLayout {
     }
 
     /// Addresses of the areas of a ring that begins at `start`.
-    pub(super) fn addresses(&self, start: u64) -> VringAddresses {
+    pub(super) fn addresses(&self, start: DeviceAddress) -> VringAddresses {
         let (descriptor, driver, device) = match self {
             Self::Split(layout) => (0, layout.avail_offset, layout.used_offset),
             Self::Packed(layout) => (layout.descriptor_offset, 0, layout.device_offset),

@@ -35,7 +35,7 @@ pub use self::layout::{PackedLayout, RingLayout, SplitLayout};
 pub use self::violation::Violation;
 use crate::Error;
 use crate::device::{RING_SIZE_MAX, VringBase};
-use crate::iova::PAGE_SIZE;
+use crate::iova::{DeviceAddress, IovaRange, PAGE_SIZE};
 use crate::memory::{SharedBuffer, not_pages};
 
 /// The format of a ring; all rings of a device have the same one.
@@ -128,8 +128,8 @@ pub enum Direction {
 /// A contiguous piece of memory in a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// I/O virtual address of the first byte.
-    pub iova: u64,
+    /// Address of the first byte.
+    pub iova: DeviceAddress,
     /// Bytes.
     pub len: u32,
     /// The device's access.
@@ -183,7 +183,7 @@ fn check_chain(chain: &[Piece]) -> Result<u32, Error> {
     let (mut total, mut writable) = (0u32, 0u32);
     for piece in chain {
         total = total.checked_add(piece.len).ok_or_else(no_chain)?;
-        let fits = crate::iova::IovaRange::from_size(piece.iova, u64::from(piece.len));
+        let fits = IovaRange::from_size(piece.iova.0, u64::from(piece.len));
         match piece.direction {
             _ if fits.is_none() => return Err(no_chain()),
             Direction::DeviceWrites => writable += piece.len,
@@ -200,10 +200,10 @@ fn check_chain(chain: &[Piece]) -> Result<u32, Error> {
 
 /// Zeroes a ring of `total` bytes and returns its I/O virtual address: a ring in used memory would
 /// begin with old indices.
-fn prepare(buffer: &SharedBuffer, offset: u64, total: u64) -> Result<u64, Error> {
+fn prepare(buffer: &SharedBuffer, offset: u64, total: u64) -> Result<DeviceAddress, Error> {
     let start = buffer.iova(offset, total)?;
     if !offset.is_multiple_of(PAGE_SIZE) {
-        return Err(not_pages(total, start));
+        return Err(not_pages(total, start.0));
     }
     let page = [0; 4096];
     for at in (0..total).step_by(page.len()) {

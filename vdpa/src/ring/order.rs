@@ -82,7 +82,7 @@ impl Fields for GuestRing {
     fn done(&self, position: u16) -> Result<u32, Error> {
         let element = 8 * u64::from(position % self.size());
         let address = self.addresses().device + 4 + element;
-        let id = self.memory().read_obj::<u32>(GuestAddress(address));
+        let id = self.memory().read_obj::<u32>(GuestAddress(address.0));
         // The entry of the avail ring is read after this: see `find`.
         fence(Ordering::SeqCst);
         id.map(u32::from_le).map_err(access(address))

@@ -1,5 +1,7 @@
 //! The rules of rings that a device or a guest can break.
 
+use crate::iova::DeviceAddress;
+
 /// A violation of the ring rules by a device or a guest's driver (virtio 1.3, 2.7 and 2.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
@@ -69,8 +71,8 @@ pub enum Violation {
     /// A piece lies outside guest memory.
     #[error("a buffer of {len} bytes at {address:#x} is not in guest memory")]
     Outside {
-        /// Guest-physical address.
-        address: u64,
+        /// Its first byte.
+        address: DeviceAddress,
         /// Bytes.
         len: u32,
     },

@@ -55,6 +55,11 @@ bitflags::bitflags! {
     }
 }
 
+impl BackendFeatures {
+    /// The device stops and continues in the middle of its rings.
+    pub const SUSPEND_AND_RESUME: Self = Self::SUSPEND.union(Self::RESUME);
+}
+
 /// An ioctl without an argument.
 #[derive(Debug, Clone, Copy)]
 pub struct Plain(c_ulong);

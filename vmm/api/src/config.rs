@@ -93,9 +93,13 @@ pub struct VmConfig {
     #[serde(default)]
     #[schema(schema_with = schema::ring_watch)]
     pub ring_watch: RingWatch,
-    /// A virtio-iommu, with which the guest decides what its vDPA devices reach. Null: only if a
-    /// device has `iommu`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// A virtio-iommu, with which the guest decides what its devices reach. Null: only if a device
+    /// has `iommu`.
+    #[serde(
+        default,
+        deserialize_with = "iommu::table_or_null",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub iommu: Option<IommuConfig>,
 }
 
@@ -128,7 +132,8 @@ impl VmConfig {
     /// The IOMMU that the VM has: its own, or one for the devices that need it.
     #[must_use]
     pub fn iommu_needed(&self) -> Option<IommuConfig> {
-        let needed = self.vdpa.iter().any(|vdpa| vdpa.iommu);
+        let needed =
+            self.vdpa.iter().any(|vdpa| vdpa.iommu) || self.disks.iter().any(|disk| disk.iommu);
         self.iommu.or_else(|| needed.then(IommuConfig::default))
     }
 
@@ -336,6 +341,9 @@ pub struct DiskConfig {
     /// Reject writes.
     #[serde(default)]
     pub readonly: bool,
+    /// As a vDPA device's `iommu`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub iommu: bool,
     /// As a vDPA device's `stall_kick`.
     #[serde(default, alias = "rescue")]
     pub stall_kick: bool,

@@ -5,6 +5,7 @@
 
 use std::num::NonZeroU64;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use devices::virtio::backend::{Backend, SharedMemory};
@@ -13,6 +14,8 @@ use devices::virtio::block::disk::Disk;
 use devices::virtio::block::limit::RateLimits;
 use devices::virtio::rng::Rng;
 use devices::virtio::vdpa::{VdpaBackend, VdpaOptions, not_replaceable};
+use vdpa::iova::IovaRange;
+use vdpa::memory::{AddressSpace, DeviceMemory};
 
 use super::pluggable::DeviceConfig;
 use crate::config::{DiskConfig, VdpaConfig, VdpaSource, VmConfig};
@@ -54,12 +57,23 @@ pub(super) fn open(
     }
     devices.push(Device {
         id: "rng".to_owned(),
-        backend: Box::new(Rng::new(memory.clone())),
+        backend: Box::new(Rng::new(device_memory(
+            memory,
+            config.iommu.is_some_and(|iommu| iommu.rng),
+        ))),
         config: None,
         stall_kick: false,
         numa_node: None,
     });
     Ok(devices)
+}
+
+/// Returns guest RAM as an emulated device reaches it: `iommu` if it is behind the guest's IOMMU.
+fn device_memory(ram: &SharedMemory, iommu: bool) -> DeviceMemory {
+    if !iommu {
+        return ram.clone().into();
+    }
+    DeviceMemory::behind(ram.clone(), Arc::new(AddressSpace::new(IovaRange::ALL)))
 }
 
 /// Opens one vDPA device, which maps guest RAM; see [`open`].
@@ -164,7 +178,7 @@ pub(super) fn open_disk(
     let limits = limits(config)?;
     let disk = Disk::open(&config.path, config.readonly);
     let disk = disk.map_err(|source| Error::transparent(ErrorKind::Unusable, source))?;
-    let block = Block::new(disk, &id, memory.clone()).and_then(|mut block| {
+    let block = Block::new(disk, &id, device_memory(memory, config.iommu)).and_then(|mut block| {
         if let Some(limits) = limits {
             block.limit(limits)?;
         }

@@ -152,6 +152,20 @@ impl Convergence {
         sending.saturating_add(self.limits.switch)
     }
 
+    /// How long the guest would be stopped for the pages of the last two rounds, if those are the
+    /// same. A device may write some pages at any moment, for example. The time of a round shows
+    /// how little pages of zeros cost, and the rate on the wire does not.
+    fn downtime_of_same(&self, measured: &Measured) -> Duration {
+        if self.stuck == 0 || left_less_than(measured, HELPS_PERCENT) {
+            return Duration::MAX;
+        }
+        let time = measured.time.as_nanos();
+        let scaled = time.saturating_mul(measured.dirty_bytes.into())
+            / u128::from(measured.round_bytes.max(1));
+        let sending = Duration::from_nanos(u64::try_from(scaled).unwrap_or(u64::MAX));
+        sending.saturating_add(self.limits.switch)
+    }
+
     /// Decides at the end of a round.
     pub fn decide(&mut self, measured: &Measured) -> (Decision, Forecast) {
         self.bytes = self.bytes / 2 + u128::from(measured.sent_bytes);
@@ -159,6 +173,7 @@ impl Convergence {
         self.dirty_per_second =
             per_second(measured.dirty_bytes.into(), measured.time.as_nanos().max(1)).unwrap_or(0);
         let downtime = self.downtime(measured.dirty_bytes);
+        let downtime = downtime.min(self.downtime_of_same(measured));
         let fits = downtime <= self.limits.downtime;
         let forecast = Forecast {
             rounds_left: if fits {
@@ -346,6 +361,28 @@ mod tests {
         let decisions = simulate(limits(300, 60), 16 * MIB, 100 * MIB, 80 * MIB, 1024 * MIB);
         assert_eq!(decisions.len(), 1, "{decisions:?}");
         assert_eq!(decisions[0].0, Decision::Stop);
+    }
+
+    /// A device may always write 64 MiB, of which most are zeros: 1 MiB goes over the wire.
+    #[test]
+    fn zeros_that_are_always_dirty_do_not_count_as_data() {
+        let mut convergence = Convergence::new(limits(300, 60));
+        let mut decide = || {
+            convergence.decide(&Measured {
+                elapsed: Duration::ZERO,
+                sent_bytes: MIB,
+                time: Duration::from_millis(20),
+                round_bytes: 64 * MIB,
+                dirty_bytes: 64 * MIB,
+            })
+        };
+        // The guest may write data into them for the first time.
+        let (decision, forecast) = decide();
+        assert_eq!(decision, Decision::Round);
+        assert_eq!(forecast.downtime, Duration::from_millis(64 * 20 + 5));
+        let (decision, forecast) = decide();
+        assert_eq!(decision, Decision::Stop);
+        assert_eq!(forecast.downtime, Duration::from_millis(25));
     }
 
     #[test]

@@ -56,12 +56,15 @@ pub trait SourceMachine {
     /// The step that failed; the caller then calls [`SourceMachine::resume`].
     fn stop(&mut self) -> Result<(), MachineError>;
 
-    /// Reads all memory of the stopped machine if the destination is to compare it with its copy.
-    /// Returns whether it did; [`SourceMachine::save`] writes the result.
+    /// Whether the destination compares all guest memory with its copy.
+    fn verifies_memory(&self) -> bool;
+
+    /// Reads all memory of the stopped machine for that comparison; [`SourceMachine::save`] writes
+    /// the result. [`send`] calls it only if [`SourceMachine::verifies_memory`] returns `true`.
     ///
     /// # Errors
     /// The step that failed; the caller then calls [`SourceMachine::resume`].
-    fn digest_memory(&mut self) -> Result<bool, MachineError>;
+    fn digest_memory(&mut self) -> Result<(), MachineError>;
 
     /// Writes the state of the stopped machine, at most [`SendOptions::state_max`] bytes.
     ///
@@ -282,11 +285,12 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         copying.stand_still(standstill);
         copying.round(self.ram, &pages, true, progress)?;
         progress.part_done(|parts| &mut parts.memory);
-        let begun = Instant::now();
-        let compared = self.machine.digest_memory();
-        if !compared.map_err(MigrationError::machine("read its memory"))? {
+        if !self.machine.verifies_memory() {
             return Ok(Duration::ZERO);
         }
+        let begun = Instant::now();
+        let digested = copying.alive_during(progress, || self.machine.digest_memory())?;
+        digested.map_err(MigrationError::machine("read its memory"))?;
         // This host's time, and the time that the destination may take for the same.
         let digested = begun.elapsed();
         let comparison = digested.saturating_mul(COMPARISON_TIMES);

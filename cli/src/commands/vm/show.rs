@@ -97,12 +97,13 @@ fn if_it_says(answer: Result<Value, Error>) -> Result<Value, Error> {
     }
 }
 
-/// Whether the guest has an IOMMU: its own, or one for its NICs.
+/// Whether the guest has an IOMMU: its own, or one for its devices.
 fn has_iommu(spec: &Map<String, Value>) -> bool {
-    let nics = spec.get("nics").and_then(Value::as_array);
-    let mut nics = nics.into_iter().flatten();
+    let lists = ["nics", "disks"].into_iter();
+    let devices = lists.filter_map(|list| spec.get(list)?.as_array());
+    let mut devices = devices.flatten();
     spec.get("iommu").is_some_and(|iommu| !iommu.is_null())
-        || nics.any(|nic| nic.get("iommu") == Some(&Value::Bool(true)))
+        || devices.any(|device| device.get("iommu") == Some(&Value::Bool(true)))
 }
 
 fn iommu_line(iommu: &IommuInfo) -> String {

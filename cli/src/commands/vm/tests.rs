@@ -418,20 +418,24 @@ web: Running
     assert_eq!(fake.asked()[1], "GET /v1/vms/web/nics/net0");
 
     // The guest's IOMMU, which its process describes.
-    let behind = fake::vm(&json!({"spec": {"nics": [{"id": "net0", "iommu": true}]},
-        "status": {"nic_devices": []}}));
     let iommu = json!({"mappings": 5, "kicks": 8, "change_sets": 7, "maps": 9, "unmaps": 4,
         "refused": 1, "last_refusal": {"device": "net0", "iova": 16384, "size": 4096,
             "cause": "full"}});
-    let fake = FakeDaemon::default()
-        .answer(200, &behind)
-        .answer(200, &json!({"items": []}))
-        .answer(200, &iommu);
-    let text = show::text(&fake.node(), "web").unwrap();
-    let line = "├── iommu: 5 mappings, 9 maps, 4 unmaps, 8 kicks, 7 change sets, 1 refused; \
-                last net0: cannot change 4096 bytes at 0x4000: full\n";
-    assert!(text.contains(line), "{text}");
-    assert_eq!(fake.asked()[2], "GET /v1/vms/web/iommu");
+    for spec in [
+        json!({"nics": [{"id": "net0", "iommu": true}]}),
+        json!({"disks": [{"id": "disk0", "path": "/d", "iommu": true}]}),
+    ] {
+        let behind = fake::vm(&json!({"spec": spec, "status": {"nic_devices": []}}));
+        let fake = FakeDaemon::default()
+            .answer(200, &behind)
+            .answer(200, &json!({"items": []}))
+            .answer(200, &iommu);
+        let text = show::text(&fake.node(), "web").unwrap();
+        let line = "├── iommu: 5 mappings, 9 maps, 4 unmaps, 8 kicks, 7 change sets, 1 refused; \
+                    last net0: cannot change 4096 bytes at 0x4000: full\n";
+        assert!(text.contains(line), "{text}");
+        assert_eq!(fake.asked()[2], "GET /v1/vms/web/iommu");
+    }
 
     // Labels, and changes that take effect at the next start.
     let changed = fake::vm(&json!({"labels": {"a": "", "tier": "web"},

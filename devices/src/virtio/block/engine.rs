@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use io_uring::register::Restriction;
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
+use vdpa::iova::{DeviceAddress, IovaRange};
 use vdpa::memory::DeviceMemory;
 use vdpa::ring::Piece;
 use vm_memory::bitmap::Bitmap;
@@ -86,7 +87,7 @@ pub(crate) struct Ticket {
     /// The head of its chain.
     pub(crate) head: u16,
     /// The address of its status byte.
-    pub(crate) status: GuestAddress,
+    pub(crate) status: DeviceAddress,
 }
 
 /// A finished operation.
@@ -122,7 +123,7 @@ impl Vectors {
     ) -> Result<Self, GuestMemoryError> {
         let mut vectors = Vec::with_capacity(data.len());
         for piece in data {
-            let address = GuestAddress(piece.iova);
+            let address = GuestAddress(piece.iova.0);
             let len = usize::try_from(piece.len)
                 .map_err(|_| GuestMemoryError::InvalidGuestAddress(address))?;
             for slice in memory.get_slices(address, len, access)? {
@@ -172,6 +173,15 @@ impl Slot {
 
     fn len(&self) -> u64 {
         self.transfer().map_or(0, |transfer| transfer.len)
+    }
+
+    /// Whether its memory overlaps one of these ranges of device addresses.
+    fn uses(&self, ranges: &[IovaRange]) -> bool {
+        let data = self.transfer().map_or(&[][..], |transfer| &transfer.data);
+        data.iter().any(|piece| {
+            let piece = IovaRange::from_size(piece.iova.0, piece.len.into());
+            piece.is_some_and(|piece| ranges.iter().any(|range| range.overlaps(&piece)))
+        })
     }
 }
 
@@ -388,12 +398,27 @@ impl Engine {
             .register_sync_cancel(Some(Timespec::new()), CancelBuilder::any());
     }
 
+    /// Whether an operation in flight uses memory in one of these ranges of device addresses.
+    pub(crate) fn uses(&self, ranges: &[IovaRange]) -> bool {
+        let mut slots = self.slots.iter().flatten();
+        !ranges.is_empty() && slots.any(|slot| slot.uses(ranges))
+    }
+
     /// Waits until nothing is in flight, at most for `limit`. Once [`Engine::in_flight`] is 0, the
     /// kernel no longer accesses guest memory.
     pub(crate) fn drain(&mut self, limit: Duration) -> Vec<Done> {
+        self.drain_while(limit, |engine| engine.in_flight() > 0)
+    }
+
+    /// Waits as long as `is_awaited`, which needs something in flight, at most for `limit`.
+    pub(crate) fn drain_while(
+        &mut self,
+        limit: Duration,
+        is_awaited: impl Fn(&Self) -> bool,
+    ) -> Vec<Done> {
         let begin = Instant::now();
         let mut finished = self.reap();
-        while self.in_flight() > 0 {
+        while is_awaited(self) {
             let left = limit.saturating_sub(begin.elapsed());
             if left.is_zero() {
                 break;
@@ -571,7 +596,7 @@ fn mark_dirty(memory: &DeviceMemory, data: &[Piece]) {
         let Ok(len) = usize::try_from(piece.len) else {
             continue;
         };
-        let address = GuestAddress(piece.iova);
+        let address = GuestAddress(piece.iova.0);
         let Ok(slices) = memory.get_slices(address, len, Permissions::Write) else {
             continue;
         };
@@ -598,7 +623,7 @@ mod tests {
         let slot = |done| Slot {
             ticket: Ticket {
                 head: 0,
-                status: GuestAddress(0),
+                status: DeviceAddress(0),
             },
             io: Io::Read(Transfer {
                 offset: 0,

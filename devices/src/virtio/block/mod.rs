@@ -7,6 +7,7 @@
 //! | `request` | the layout of requests and the checks on them |
 //! | `engine` | io_uring and the operations in flight |
 //! | [`limit`] | limits of bytes and requests per second |
+//! | `translated` | the end of requests in flight before the guest's IOMMU takes their memory |
 //! | here | the device: configuration, queue, reports to the driver |
 //!
 //! No dedicated thread does I/O. Requests are submitted when the guest kicks, and completions
@@ -29,6 +30,7 @@ pub mod engine;
 pub mod limit;
 pub mod lock;
 mod request;
+mod translated;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,11 +49,14 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::backend::{Activation, Backend, Event, Outcome, QueueChange, QueueRole, SavedState};
+use super::backend::{
+    Activation, Backend, Event, Outcome, QueueChange, QueueRole, SavedState, Translated,
+};
+use super::own_space::OwnSpace;
 use super::saved_state;
 use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, active, inactive};
 use super::userspace_queue::{Kick, UserspaceQueue};
-use crate::Error;
+use crate::{Error, ErrorKind};
 use disk::{Disk, SECTOR};
 use engine::{Done, Engine, Ticket};
 use limit::{Limiter, RateLimits};
@@ -92,6 +97,8 @@ struct Saved {
 #[derive(Debug)]
 pub struct Block {
     memory: DeviceMemory,
+    /// Its place behind the guest's IOMMU, if it is behind it.
+    place: Option<OwnSpace>,
     engine: Engine,
     limiter: Option<Limiter>,
     id: [u8; ID_LEN],
@@ -99,6 +106,8 @@ pub struct Block {
     offer: Offer,
     kick: Option<Kick>,
     active: Option<SingleQueue>,
+    /// The device failed outside of an event, and its driver is not notified yet.
+    needs_reset: bool,
 }
 
 impl Block {
@@ -125,13 +134,16 @@ impl Block {
             offer: Offer {
                 features: features(&disk),
                 max_size: QUEUE_SIZE,
-            },
+            }
+            .over(&memory),
+            place: OwnSpace::of(&memory),
             engine: Engine::new(disk, memory.clone())?,
             memory,
             limiter: None,
             id: padded,
             kick: None,
             active: None,
+            needs_reset: false,
         })
     }
 
@@ -144,10 +156,30 @@ impl Block {
         Ok(())
     }
 
+    /// Checks that a driver can start the device, which then follows the guest's IOMMU.
+    fn before_start(&mut self) -> Result<(), Error> {
+        if self.active.is_some() || self.is_resetting() {
+            return Err(active());
+        }
+        self.place.iter_mut().for_each(OwnSpace::unblock);
+        Ok(())
+    }
+
     fn started(&mut self, active: SingleQueue) {
         self.engine
             .set_write_through(!active.has(VIRTIO_BLK_F_FLUSH));
         self.active = Some(active);
+    }
+
+    /// Reports completed requests.
+    fn report_all(&mut self, finished: Vec<Done>) -> Result<(), Error> {
+        let Some(queue) = self.active.as_mut().and_then(SingleQueue::queue) else {
+            return Ok(());
+        };
+        for done in finished {
+            report(queue, &self.memory, done)?;
+        }
+        queue.signal_used()
     }
 
     /// Reports completed requests and takes new ones, for one turn.
@@ -259,7 +291,7 @@ fn write_id(
     for piece in data {
         let len = usize::try_from(piece.len).unwrap_or(ID_LEN);
         let (now, later) = rest.split_at(rest.len().min(len));
-        memory.write_slice(now, GuestAddress(piece.iova))?;
+        memory.write_slice(now, GuestAddress(piece.iova.0))?;
         rest = later;
     }
     Ok(u64::try_from(ID_LEN - rest.len()).unwrap_or(0))
@@ -283,8 +315,8 @@ fn answer(
     written: u64,
 ) -> Result<(), Error> {
     memory
-        .write_obj(status.byte(), ticket.status)
-        .map_err(|source| Error::ring(access(ticket.status.0)(source)))?;
+        .write_obj(status.byte(), GuestAddress(ticket.status.0))
+        .map_err(|source| Error::ring(access(ticket.status)(source)))?;
     // No overflow: a request is bounded by SEG_MAX * SIZE_MAX.
     let len = u32::try_from(written.saturating_add(1)).unwrap_or(u32::MAX);
     queue.push_used(ticket.head, len)
@@ -404,10 +436,12 @@ impl Backend for Block {
         Some(&self.memory)
     }
 
+    fn translated(&mut self) -> Option<&mut dyn Translated> {
+        self.place.is_some().then_some(self as _)
+    }
+
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
-        if self.active.is_some() || self.is_resetting() {
-            return Err(active());
-        }
+        self.before_start()?;
         let memory = self.memory.clone();
         self.started(SingleQueue::activate(activation, self.offer, memory)?);
         Ok(())
@@ -420,6 +454,7 @@ impl Backend for Block {
     fn reset(&mut self) {
         // Completed operations are not reported: the ring belongs to the driver again.
         self.active = None;
+        self.needs_reset = false;
         self.engine.cancel();
         self.await_reset(RESET_TIME);
     }
@@ -452,19 +487,15 @@ impl Backend for Block {
             }
             _ => return Outcome::default(),
         }
+        let mut needs_reset = std::mem::take(&mut self.needs_reset);
         if self.is_resetting() {
             self.engine.reap();
             self.engine.submit();
-            return Outcome::default();
+        } else if let Err(error) = self.turn() {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "the driver of virtio-blk broke its queue");
+            needs_reset = true;
         }
-        let needs_reset = match self.turn() {
-            Ok(()) => false,
-            Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                tracing::warn!(error, "the driver of virtio-blk broke its queue");
-                true
-            }
-        };
         Outcome {
             needs_reset,
             ..Outcome::default()
@@ -472,15 +503,14 @@ impl Backend for Block {
     }
 
     fn save(&mut self) -> Result<SavedState, Error> {
+        if self.needs_reset {
+            let kind = ErrorKind::BrokenRing { queue: 0 };
+            return Err(Error::new(kind, "the disk waits for a reset by its driver"));
+        }
         // All begun requests are finished and reported, so that no restore has to begin a request
         // twice.
         let finished = self.engine.drain(SAVE_TIME);
-        if let Some(queue) = self.active.as_mut().and_then(SingleQueue::queue) {
-            for done in finished {
-                report(queue, &self.memory, done)?;
-            }
-            queue.signal_used()?;
-        }
+        self.report_all(finished)?;
         let in_flight = self.engine.in_flight();
         if in_flight > 0 {
             return Err(Error::other(format!(
@@ -503,9 +533,7 @@ impl Backend for Block {
     }
 
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
-        if self.active.is_some() || self.is_resetting() {
-            return Err(active());
-        }
+        self.before_start()?;
         let saved: Saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
         let disk = self.engine.disk();
         if saved.sectors != disk.sectors() || saved.read_only != disk.read_only() {

@@ -11,6 +11,7 @@
 //! ```
 //! Descriptor boundaries inside that have no meaning (2.7.4).
 
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::DeviceMemory;
 use vdpa::ring::{Chain, Piece};
 use virtio_bindings::virtio_blk::{
@@ -99,8 +100,8 @@ impl Operation {
 pub(crate) struct Request {
     /// The head of its chain.
     pub(crate) head: u16,
-    /// Address of the status byte, in guest memory.
-    pub(crate) status: GuestAddress,
+    /// Address of the status byte.
+    pub(crate) status: DeviceAddress,
     /// The operation.
     pub(crate) operation: Operation,
 }
@@ -120,7 +121,7 @@ pub(crate) struct Limits {
 ///
 /// # Errors
 /// The chain has no room for a header or for a status byte. Every other fault of a request is
-/// reported as its status.
+/// reported as its status, also a header that is not mapped behind an IOMMU.
 pub(crate) fn parse(
     memory: &DeviceMemory,
     chain: &Chain,
@@ -135,16 +136,21 @@ pub(crate) fn parse(
     let (readable, writable) = chain.split();
     let (header, to_device) = take_header(memory, readable).ok_or_else(malformed)?;
     let (from_device, status) = take_status(writable.to_vec()).ok_or_else(malformed)?;
-    let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
-    let sector = u64::from_le_bytes(sector);
-    let operation = match u32::from_le_bytes([t0, t1, t2, t3]) {
-        VIRTIO_BLK_T_IN => transfer(sector, from_device, limits, Io::Read),
+    let kind_and_sector = header.map(|[t0, t1, t2, t3, _, _, _, _, sector @ ..]| {
+        (
+            u32::from_le_bytes([t0, t1, t2, t3]),
+            u64::from_le_bytes(sector),
+        )
+    });
+    let operation = match kind_and_sector {
+        None => Operation::Finished(Status::IoError),
+        Some((VIRTIO_BLK_T_IN, sector)) => transfer(sector, from_device, limits, Io::Read),
         // A device that offers RO must fail writes (5.2.6.2).
-        VIRTIO_BLK_T_OUT if limits.read_only => Operation::Finished(Status::IoError),
-        VIRTIO_BLK_T_OUT => transfer(sector, to_device, limits, Io::Write),
-        VIRTIO_BLK_T_FLUSH => Operation::Io(Io::Flush),
-        VIRTIO_BLK_T_GET_ID => Operation::GetId { data: from_device },
-        _ => Operation::Finished(Status::Unsupported),
+        Some((VIRTIO_BLK_T_OUT, _)) if limits.read_only => Operation::Finished(Status::IoError),
+        Some((VIRTIO_BLK_T_OUT, sector)) => transfer(sector, to_device, limits, Io::Write),
+        Some((VIRTIO_BLK_T_FLUSH, _)) => Operation::Io(Io::Flush),
+        Some((VIRTIO_BLK_T_GET_ID, _)) => Operation::GetId { data: from_device },
+        Some(_) => Operation::Finished(Status::Unsupported),
     };
     Ok(Request {
         head,
@@ -153,15 +159,19 @@ pub(crate) fn parse(
     })
 }
 
-/// Reads the header and returns the rest of the readable part.
-fn take_header(memory: &DeviceMemory, readable: &[Piece]) -> Option<([u8; HEADER], Vec<Piece>)> {
+/// Reads the header, `None` if it cannot be read, and returns the rest of the readable part.
+fn take_header(
+    memory: &DeviceMemory,
+    readable: &[Piece],
+) -> Option<(Option<[u8; HEADER]>, Vec<Piece>)> {
     let mut header = [0; HEADER];
+    let mut is_read = true;
     let mut missing = &mut header[..];
     let mut rest = Vec::with_capacity(readable.len());
     for piece in readable {
         let len = missing.len().min(usize::try_from(piece.len).ok()?);
         let (now, later) = missing.split_at_mut(len);
-        memory.read_slice(now, GuestAddress(piece.iova)).ok()?;
+        is_read &= memory.read_slice(now, GuestAddress(piece.iova.0)).is_ok();
         missing = later;
         let taken = u32::try_from(len).ok()?;
         if piece.len > taken {
@@ -172,14 +182,16 @@ fn take_header(memory: &DeviceMemory, readable: &[Piece]) -> Option<([u8; HEADER
             });
         }
     }
-    missing.is_empty().then_some((header, rest))
+    missing
+        .is_empty()
+        .then_some((is_read.then_some(header), rest))
 }
 
 /// Removes the last writable byte.
-fn take_status(mut writable: Vec<Piece>) -> Option<(Vec<Piece>, GuestAddress)> {
+fn take_status(mut writable: Vec<Piece>) -> Option<(Vec<Piece>, DeviceAddress)> {
     let last = writable.last_mut()?;
     let before = last.len.checked_sub(1)?;
-    let status = GuestAddress(last.iova.checked_add(u64::from(before))?);
+    let status = last.iova.checked_add(u64::from(before))?;
     last.len = before;
     if before == 0 {
         writable.pop();
@@ -224,7 +236,7 @@ mod tests {
 
     fn reads(iova: u64, len: u32) -> Piece {
         Piece {
-            iova,
+            iova: DeviceAddress(iova),
             len,
             direction: Direction::DeviceReads,
         }
@@ -232,7 +244,7 @@ mod tests {
 
     fn writes(iova: u64, len: u32) -> Piece {
         Piece {
-            iova,
+            iova: DeviceAddress(iova),
             len,
             direction: Direction::DeviceWrites,
         }
@@ -344,7 +356,7 @@ mod tests {
             pieces: header.chain(rest).collect(),
         };
         let request = parse(&memory, &chain, &LIMITS).unwrap();
-        assert_eq!(request.status, GuestAddress(BUFFERS + 0x2000 + 500));
+        assert_eq!(request.status, DeviceAddress(BUFFERS + 0x2000 + 500));
         assert_eq!(
             request.operation,
             Operation::Io(Io::Read(Transfer {

@@ -18,6 +18,7 @@ use super::super::userspace_queue::driver::{
     BUFFERS, Buffer, Driver, RAM, memory, readable, writable,
 };
 use super::*;
+pub(super) use super::{COMPLETION, KICK};
 
 /// A file that is deleted when the value is dropped.
 pub(super) struct TempFile(PathBuf);
@@ -43,10 +44,10 @@ impl Drop for TempFile {
     }
 }
 
-const SECTORS: u64 = 2048;
-const SIZE: u16 = 256;
-const HEADER: u64 = BUFFERS;
-const STATUS: u64 = BUFFERS + 0x800;
+pub(super) const SECTORS: u64 = 2048;
+pub(super) const SIZE: u16 = 256;
+pub(super) const HEADER: u64 = BUFFERS;
+pub(super) const STATUS: u64 = BUFFERS + 0x800;
 /// Data lies on both sides of the boundary between the two regions.
 const DATA: u64 = RAM as u64 / 2 - 0x1000;
 
@@ -88,7 +89,7 @@ fn rig() -> Rig {
 }
 
 /// Waits for the completion eventfd, like the event loop.
-fn completes(block: &Block) -> bool {
+pub(super) fn completes(block: &Block) -> bool {
     let mut event = libc::pollfd {
         fd: block.engine.completion_fd(),
         events: libc::POLLIN,
@@ -153,8 +154,11 @@ fn a_disk_behind_an_iommu_reaches_only_mapped_pages() {
             space.map(range, Target { gpa, access }).unwrap();
         }
     });
-    let memory = DeviceMemory::behind(Arc::clone(&ram), Arc::new(space));
+    let own = Arc::new(AddressSpace::new(IovaRange::ALL));
+    let memory = DeviceMemory::behind(Arc::clone(&ram), own);
     let mut rig = rig_over(memory, &ram, false, u64::MAX);
+    let disk = rig.block.translated().unwrap();
+    disk.enter(&Arc::new(space)).unwrap();
     let read = rig.request(VIRTIO_BLK_T_IN, 0, &[writable(data, 0x2000)]);
     assert_eq!(read, (0, 0x2001));
     assert_eq!(rig.driver.bytes(at(1), 0x1000), pattern()[..0x1000]);
@@ -169,7 +173,25 @@ fn a_disk_behind_an_iommu_reaches_only_mapped_pages() {
     let content = std::fs::read(rig.file.path()).unwrap();
     assert_eq!(content[8 * 512..9 * 512], [7; 512]);
 
-    rig.add(0, VIRTIO_BLK_T_OUT, 8, &[readable(at(3) - 0x100, 0x200)]);
+    // The next page is not mapped.
+    let across = [readable(at(3) - 0x100, 0x200)];
+    assert_eq!(rig.request(VIRTIO_BLK_T_OUT, 8, &across), (1, 1));
+    rig.driver.clean();
+    let across = [writable(at(1), 0x200), writable(at(3) - 0x100, 0x200)];
+    assert_eq!(rig.request(VIRTIO_BLK_T_IN, 8, &across), (1, 1));
+    for page in 0..4 {
+        assert!(!rig.driver.dirty(at(page)), "{page}");
+    }
+    // Nor is the header.
+    let buffers = [readable(at(3), 16), writable(STATUS, 1)];
+    rig.driver.add(&buffers);
+    rig.wait();
+    assert_eq!(rig.driver.read::<u8>(STATUS), 1);
+    assert_eq!(rig.request(VIRTIO_BLK_T_FLUSH, 0, &[]), (0, 1));
+    // A status byte that is not mapped leaves no way to answer.
+    rig.driver.write(HEADER, VIRTIO_BLK_T_GET_ID);
+    let buffers = [readable(HEADER, 16), writable(at(3), 1)];
+    rig.driver.add(&buffers);
     assert!(rig.block.process(KICK).needs_reset);
 }
 
@@ -347,10 +369,15 @@ fn many_at_once() {
 
 /// A device whose reads never complete: its disk is a pipe without writes.
 fn stuck() -> (Block, Driver, File) {
+    let ram = memory();
+    stuck_over(Arc::clone(&ram).into(), &ram)
+}
+
+pub(super) fn stuck_over(memory: DeviceMemory, ram: &SharedMemory) -> (Block, Driver, File) {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
-    let driver = Driver::new(&memory(), SIZE);
+    let driver = Driver::new(ram, SIZE);
     let disk = Disk::for_test(File::from(reader), SECTORS);
-    let mut block = Block::new(disk, "stuck", Arc::clone(&driver.memory)).unwrap();
+    let mut block = Block::new(disk, "stuck", memory).unwrap();
     block.events(&[Arc::clone(&driver.kick)]);
     let features = block.features();
     block.activate(driver.activation(features)).unwrap();
@@ -402,7 +429,7 @@ fn reset_with_io_in_flight_leaves_nothing_behind() {
     assert_eq!(block.process(KICK), Outcome::default());
     assert_eq!(driver.bytes(DATA, 512), [0; 512]);
     assert_eq!(driver.take_used(), None);
-    assert!(!driver.dirty(driver.addresses.device));
+    assert!(!driver.dirty(driver.addresses.device.0));
 }
 
 /// A request that hangs in its storage, with its buffers.

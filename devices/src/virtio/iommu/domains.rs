@@ -97,7 +97,7 @@ pub struct Counters {
 pub struct Refusal {
     /// The endpoint; for a limit, one of its domain.
     pub endpoint: u32,
-    /// The addresses of the MAP or UNMAP; `None` for an ATTACH.
+    /// The addresses of the MAP or UNMAP; `None` for an ATTACH or a DETACH.
     pub range: Option<IovaRange>,
     /// The cause, in one line.
     pub cause: String,
@@ -134,23 +134,34 @@ impl Member {
     /// Puts an endpoint without a domain where it belongs.
     fn settle(&self, identity: Option<&Arc<AddressSpace>>) -> Result<(), Error> {
         let Some(identity) = identity else {
-            self.device.leave();
-            return Ok(());
+            return self.device.leave();
         };
-        self.device
-            .enter(identity)
-            .inspect_err(|_| self.device.leave())
+        self.device.enter(identity).inspect_err(|_| {
+            // The first error has the cause.
+            let _ = self.device.leave();
+        })
     }
 
-    /// As [`Member::settle`], when no caller can be refused.
-    fn settle_or_leave(&self, endpoint: u32, identity: Option<&Arc<AddressSpace>>) {
-        if let Err(error) = self.settle(identity) {
+    /// As [`Member::settle`], but an endpoint that cannot be there only has to leave its domain.
+    ///
+    /// # Errors
+    /// The host still works on its requests.
+    fn settle_or_leave(&self, identity: Option<&Arc<AddressSpace>>) -> Result<(), Error> {
+        let endpoint = self.endpoint;
+        if let Some(identity) = identity {
+            let Err(error) = self.device.enter(identity) else {
+                return Ok(());
+            };
             warn!(
                 endpoint,
                 error = in_one_line(&error),
                 "a device cannot bypass the IOMMU and reaches no memory"
             );
         }
+        self.device.leave().inspect_err(|error| {
+            let error = in_one_line(error);
+            warn!(endpoint, error, "a device is blocked by its requests");
+        })
     }
 }
 
@@ -289,9 +300,10 @@ impl Domains {
             return;
         }
         self.bypass = bypass;
-        for (&endpoint, member) in &self.endpoints {
+        for member in self.endpoints.values() {
             if member.domain.is_none() {
-                member.settle_or_leave(endpoint, self.bypass_space());
+                // No answer can report it, and the log has it.
+                let _ = member.settle_or_leave(self.bypass_space());
             }
         }
     }
@@ -300,9 +312,10 @@ impl Domains {
     pub(super) fn reset(&mut self) {
         self.domains.clear();
         let identity = self.bypass_space().cloned();
-        for (&endpoint, member) in &mut self.endpoints {
+        for member in self.endpoints.values_mut() {
             if member.domain.take().is_some() {
-                member.settle_or_leave(endpoint, identity.as_ref());
+                // No answer can report it, and the log has it.
+                let _ = member.settle_or_leave(identity.as_ref());
             }
         }
     }
@@ -398,9 +411,13 @@ impl Domains {
             return Status::Invalid;
         }
         member.domain = None;
-        member.settle_or_leave(endpoint, identity.as_ref());
+        let left = member.settle_or_leave(identity.as_ref());
         self.drop_unused(Some(domain));
-        Status::Ok
+        let Err(error) = left else {
+            return Status::Ok;
+        };
+        self.refuse(endpoint, None, in_one_line(&error));
+        Status::DeviceError
     }
 
     /// Drops a domain to which no endpoint is attached.

@@ -29,7 +29,10 @@ pub trait Endpoint: Send + Sync + fmt::Debug {
     fn enter(&self, space: &Arc<AddressSpace>) -> Result<(), Error>;
 
     /// See [`Translated::leave`].
-    fn leave(&self);
+    ///
+    /// # Errors
+    /// As there.
+    fn leave(&self) -> Result<(), Error>;
 
     /// See [`Translated::change`].
     ///
@@ -50,8 +53,8 @@ impl<T: Translated + Send + fmt::Debug> Endpoint for Mutex<T> {
         self.lock().enter(space)
     }
 
-    fn leave(&self) {
-        self.lock().leave();
+    fn leave(&self) -> Result<(), Error> {
+        self.lock().leave()
     }
 
     fn change(&self, changes: &[Change]) -> Result<(), Error> {

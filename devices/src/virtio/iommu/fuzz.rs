@@ -135,8 +135,10 @@ impl Rig {
         self.waiting.clear();
         // A new driver clears its rings.
         self.driver = Driver::new(&self.driver.memory, SIZE);
-        self.driver.fill(self.driver.addresses.driver, &[0; 0x1000]);
-        self.driver.fill(self.driver.addresses.device, &[0; 0x1000]);
+        self.driver
+            .fill(self.driver.addresses.driver.0, &[0; 0x1000]);
+        self.driver
+            .fill(self.driver.addresses.device.0, &[0; 0x1000]);
         self.activate();
     }
 

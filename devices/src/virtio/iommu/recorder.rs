@@ -30,6 +30,8 @@ pub(crate) struct Recorder {
     pub(crate) refuse_after: Option<usize>,
     /// It refuses every change.
     pub(crate) broken: bool,
+    /// It has requests in flight whenever it leaves.
+    pub(crate) busy: bool,
     pub(crate) blocked: usize,
     /// It is blocked, and its driver has not started it since.
     stopped: bool,
@@ -47,6 +49,7 @@ impl Recorder {
             refused: Vec::new(),
             refuse_after: None,
             broken: false,
+            busy: false,
             blocked: 0,
             stopped: false,
             sets: 0,
@@ -145,9 +148,13 @@ impl Translated for Recorder {
         Ok(())
     }
 
-    fn leave(&mut self) {
+    fn leave(&mut self) -> Result<(), Error> {
         self.space = None;
         self.replay();
+        if self.busy {
+            return Err(Error::other("busy"));
+        }
+        Ok(())
     }
 
     fn change(&mut self, changes: &[Change]) -> Result<(), Error> {
@@ -181,8 +188,8 @@ impl Translated for Arc<Mutex<Recorder>> {
         self.lock().enter(space)
     }
 
-    fn leave(&mut self) {
-        self.lock().leave();
+    fn leave(&mut self) -> Result<(), Error> {
+        self.lock().leave()
     }
 
     fn change(&mut self, changes: &[Change]) -> Result<(), Error> {

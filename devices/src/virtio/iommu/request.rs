@@ -154,7 +154,7 @@ fn read<'a>(
             return Ok(None);
         };
         memory
-            .read_slice(now, GuestAddress(piece.iova))
+            .read_slice(now, GuestAddress(piece.iova.0))
             .map_err(Error::context("cannot read a request"))?;
         rest = later;
     }
@@ -299,7 +299,7 @@ impl Reply {
             let room = usize::try_from(piece.len - skip).unwrap_or(usize::MAX);
             let (now, later) = rest.split_at(rest.len().min(room));
             // No wrap: the whole piece lies in guest memory.
-            let at = GuestAddress(piece.iova.wrapping_add(u64::from(skip)));
+            let at = GuestAddress(piece.iova.0.wrapping_add(u64::from(skip)));
             memory
                 .write_slice(now, at)
                 .map_err(Error::context("cannot answer a request"))?;

@@ -305,7 +305,7 @@ fn the_vcpu_that_kicks_finds_the_answer_when_its_store_returns() {
     let addresses = driver.addresses;
     let areas = [addresses.descriptor, addresses.driver, addresses.device];
     for (number, area) in (0..).zip(areas) {
-        write(QUEUE_ADDRESSES + 8 * number, &area.to_le_bytes()[..4]);
+        write(QUEUE_ADDRESSES + 8 * number, &area.0.to_le_bytes()[..4]);
     }
     write(QUEUE_ENABLE, &[1, 0]);
     // Before DRIVER_OK nothing is served.

@@ -220,9 +220,9 @@ impl QueueRegisters {
     fn area(&mut self, area: Area) -> &mut u64 {
         let addresses = &mut self.state.addresses;
         match area {
-            Area::Descriptor => &mut addresses.descriptor,
-            Area::Driver => &mut addresses.driver,
-            Area::Device => &mut addresses.device,
+            Area::Descriptor => &mut addresses.descriptor.0,
+            Area::Driver => &mut addresses.driver.0,
+            Area::Device => &mut addresses.device.0,
         }
     }
 }
@@ -389,7 +389,7 @@ impl CommonConfig {
                     Area::Driver => addresses.driver,
                     Area::Device => addresses.device,
                 };
-                word(value, half)
+                word(value.0, half)
             }),
         }
     }
@@ -582,7 +582,7 @@ impl CommonConfig {
                 (Area::Device, queue.addresses.device),
             ] {
                 for half in [Half::Low, Half::High] {
-                    new.set(Register::Address(area, half), word(value, half));
+                    new.set(Register::Address(area, half), word(value.0, half));
                 }
             }
             new.set_queue_vector(u32::from(queue.vector));

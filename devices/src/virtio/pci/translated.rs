@@ -27,10 +27,8 @@ impl Endpoint for VirtioPciDevice {
         self.transport.lock().translated()?.enter(space)
     }
 
-    fn leave(&self) {
-        if let Ok(translated) = self.transport.lock().translated() {
-            translated.leave();
-        }
+    fn leave(&self) -> Result<(), Error> {
+        self.transport.lock().translated()?.leave()
     }
 
     fn change(&self, changes: &[Change]) -> Result<(), Error> {

@@ -1,4 +1,7 @@
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
+use vdpa::iotlb::Access;
+use vdpa::iova::{IovaRange, PAGE_SIZE};
+use vdpa::memory::{AddressSpace, Change, Mode, Piece};
 
 use super::super::userspace_queue::driver::{BUFFERS, Driver, RAM, memory, readable, writable};
 use super::*;
@@ -17,6 +20,67 @@ fn running_with(size: u16) -> (Rng, Driver) {
     rng.negotiate(FEATURES).unwrap();
     rng.activate(driver.activation(FEATURES)).unwrap();
     (rng, driver)
+}
+
+#[test]
+fn behind_an_iommu_it_reaches_only_its_domain() {
+    let ram = memory();
+    let mut driver = Driver::new(&ram, SIZE);
+    let own = Arc::new(AddressSpace::new(IovaRange::ALL));
+    let mut rng = Rng::new(DeviceMemory::behind(Arc::clone(&ram), own));
+    rng.events(&[Arc::clone(&driver.kick)]);
+    let features = rng.features();
+    rng.negotiate(FEATURES).unwrap_err();
+    rng.negotiate(features).unwrap();
+
+    let domain = AddressSpace::new(IovaRange::ALL);
+    let page = |address| IovaRange::from_size(address, PAGE_SIZE).unwrap();
+    domain.change(|domain| {
+        domain.set_mode(Mode::Mapped);
+        for gpa in (0..BUFFERS).step_by(4096) {
+            let access = Access::ReadWrite;
+            domain.map(page(gpa), Piece { gpa, access }).unwrap();
+        }
+    });
+    let domain = Arc::new(domain);
+    rng.translated().unwrap().enter(&domain).unwrap();
+    rng.activate(driver.activation(features)).unwrap();
+    let (gpa, access) = (BUFFERS + 0x5000, Access::WriteOnly);
+    let piece = Piece { gpa, access };
+    let range = page(1 << 40);
+    let map = Change::Map { range, piece };
+    rng.translated().unwrap().change(&[map]).unwrap();
+    // The second page is not mapped: the device fills as much as it can.
+    driver.add(&[
+        writable((1 << 40) + 0xfe0, 32),
+        writable((1 << 40) + 0x1000, 32),
+    ]);
+    assert_eq!(rng.process(KICK), Outcome::default());
+    assert_eq!(driver.take_used(), Some((0, 32)));
+    assert_ne!(driver.bytes(gpa + 0xfe0, 32), [0; 32]);
+    let unmap = Change::Unmap { range };
+    rng.translated().unwrap().change(&[unmap]).unwrap();
+    driver.clean();
+    driver.add(&[writable(1 << 40, 32)]);
+    assert_eq!(rng.process(KICK), Outcome::default());
+    assert_eq!(driver.take_used(), Some((2, 0)));
+    assert!(!driver.dirty(gpa));
+
+    // A ring that is not mapped is broken, until the driver starts the device.
+    rng.translated().unwrap().block();
+    rng.translated().unwrap().change(&[map]).unwrap();
+    driver.add(&[writable(1 << 40, 32)]);
+    assert!(rng.process(KICK).needs_reset);
+    rng.reset();
+    domain.change(|domain| domain.map(range, piece).unwrap());
+    rng.activate(driver.activation(features)).unwrap();
+    assert_eq!(rng.process(KICK), Outcome::default());
+    // It begins at the start of the ring; this is the third chain.
+    assert_eq!(driver.take_used(), Some((3, 32)));
+    rng.translated().unwrap().leave().unwrap();
+    driver.add(&[writable(1 << 40, 32)]);
+    assert!(rng.process(KICK).needs_reset);
+    assert!(Rng::new(ram).translated().is_none());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::GuestMemory;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
@@ -79,9 +80,9 @@ impl Driver {
             memory: Arc::clone(memory),
             addresses: QueueAddresses {
                 size,
-                descriptor: 0x1000,
-                driver: 0x4000,
-                device: 0x6000,
+                descriptor: DeviceAddress(0x1000),
+                driver: DeviceAddress(0x4000),
+                device: DeviceAddress(0x6000),
             },
             // Blocking on purpose: the backend has to make it non-blocking.
             kick: Arc::new(vdpa::eventfd::new().unwrap()),
@@ -147,15 +148,15 @@ impl Driver {
     /// Makes the descriptor at `head` available.
     pub(crate) fn publish(&mut self, head: u16) {
         let slot = u64::from(self.avail % self.addresses.size);
-        self.write(self.addresses.driver + 4 + 2 * slot, head);
+        self.write((self.addresses.driver + 4 + 2 * slot).0, head);
         self.avail = self.avail.wrapping_add(1);
-        self.write(self.addresses.driver + 2, self.avail);
+        self.write((self.addresses.driver + 2).0, self.avail);
     }
 
     /// Sets the avail index to any value.
     pub(crate) fn set_avail_index(&mut self, index: u16) {
         self.avail = index;
-        self.write(self.addresses.driver + 2, index);
+        self.write((self.addresses.driver + 2).0, index);
     }
 
     /// Adds a chain of these buffers and kicks; returns its head.
@@ -170,7 +171,7 @@ impl Driver {
                 flags |= NEXT;
             }
             self.descriptor(
-                self.addresses.descriptor,
+                self.addresses.descriptor.0,
                 index,
                 (buffer.address, buffer.len, flags, self.next_descriptor),
             );
@@ -182,13 +183,13 @@ impl Driver {
 
     /// Takes the next used element: head and length.
     pub(crate) fn take_used(&mut self) -> Option<(u32, u32)> {
-        let index: u16 = self.read(self.addresses.device + 2);
+        let index: u16 = self.read((self.addresses.device + 2).0);
         if index == self.used {
             return None;
         }
         let at = self.addresses.device + 4 + 8 * u64::from(self.used % self.addresses.size);
         self.used = self.used.wrapping_add(1);
-        Some((self.read(at), self.read(at + 4)))
+        Some((self.read(at.0), self.read((at + 4).0)))
     }
 
     /// Whether an interrupt came since the last call.

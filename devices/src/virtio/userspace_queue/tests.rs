@@ -1,5 +1,6 @@
 use proptest::prelude::{Just, ProptestConfig, any, prop_assert, prop_oneof, proptest};
 use vdpa::causes::in_one_line;
+use vdpa::iova::DeviceAddress;
 use vdpa::ring::{Direction, Piece};
 
 use super::driver::{BUFFERS, Driver, INDIRECT, NEXT, RAM, memory, readable, writable};
@@ -27,7 +28,7 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
 
 fn piece(iova: u64, len: u32, direction: Direction) -> Piece {
     Piece {
-        iova,
+        iova: DeviceAddress(iova),
         len,
         direction,
     }
@@ -45,25 +46,25 @@ fn refuses_unacceptable_rings() {
         assert!(refusal(attempt(&|a| a.size = size)).contains("cannot use queue size"));
     }
     for change in [
-        (|a| a.descriptor += 8) as fn(&mut QueueAddresses),
-        |a| a.driver += 1,
-        |a| a.device += 2,
+        (|a| a.descriptor.0 += 8) as fn(&mut QueueAddresses),
+        |a| a.driver.0 += 1,
+        |a| a.device.0 += 2,
     ] {
         assert!(refusal(attempt(&change)).contains("is not aligned to"));
     }
     let end = RAM as u64;
     for change in [
-        (|a| a.descriptor = !15) as fn(&mut QueueAddresses),
-        |a| a.driver = !1,
-        |a| a.device = !3,
+        (|a| a.descriptor = DeviceAddress(!15)) as fn(&mut QueueAddresses),
+        |a| a.driver = DeviceAddress(!1),
+        |a| a.device = DeviceAddress(!3),
     ] {
         assert!(refusal(attempt(&change)).contains("outside the memory for rings"));
     }
-    let outside = refusal(attempt(&|a| a.device = end - 64));
+    let outside = refusal(attempt(&|a| a.device = DeviceAddress(end - 64)));
     assert!(outside.contains("outside the memory for rings"));
-    attempt(&|a| a.device = end - 72).unwrap();
+    attempt(&|a| a.device = DeviceAddress(end - 72)).unwrap();
     for change in [
-        (|a| a.device = a.descriptor + 16 * 8 - 4) as fn(&mut QueueAddresses),
+        (|a| a.device = a.descriptor + (16 * 8 - 4)) as fn(&mut QueueAddresses),
         |a| a.device = a.driver,
         |a| a.driver = a.descriptor,
     ] {
@@ -102,9 +103,9 @@ fn publishing_marks_the_used_ring_dirty() {
     driver.add(&[writable(BUFFERS, 4)]);
     driver.clean();
     let chain = queue.pop().unwrap().unwrap();
-    assert!(!driver.dirty(driver.addresses.device));
+    assert!(!driver.dirty(driver.addresses.device.0));
     queue.push_used(chain.id, 0).unwrap();
-    assert!(driver.dirty(driver.addresses.device));
+    assert!(driver.dirty(driver.addresses.device.0));
 }
 
 #[test]
@@ -112,7 +113,7 @@ fn honours_interrupt_suppression() {
     // Without EVENT_IDX: VIRTQ_AVAIL_F_NO_INTERRUPT.
     let mut driver = Driver::new(&memory(), SIZE);
     let mut flagged = queue(&driver, false);
-    driver.write(driver.addresses.driver, 1u16);
+    driver.write(driver.addresses.driver.0, 1u16);
     let head = driver.add(&[writable(BUFFERS, 4)]);
     flagged.pop().unwrap().unwrap();
     flagged.push_used(head, 0).unwrap();
@@ -123,7 +124,7 @@ fn honours_interrupt_suppression() {
     let mut driver = Driver::new(&memory(), SIZE);
     let mut indexed = queue(&driver, true);
     let used_event = driver.addresses.driver + 4 + 2 * u64::from(SIZE);
-    driver.write(used_event, 1u16);
+    driver.write(used_event.0, 1u16);
     for interrupt in [false, true, false] {
         let head = driver.add(&[writable(BUFFERS, 4)]);
         indexed.pop().unwrap().unwrap();
@@ -133,7 +134,7 @@ fn honours_interrupt_suppression() {
     }
     // avail_event tells the driver after which element to kick.
     assert!(!indexed.arm().unwrap());
-    let avail_event: u16 = driver.read(driver.addresses.device + 4 + 8 * u64::from(SIZE));
+    let avail_event: u16 = driver.read((driver.addresses.device + 4 + 8 * u64::from(SIZE)).0);
     assert_eq!(avail_event, 3);
     driver.add(&[writable(BUFFERS, 4)]);
     assert!(indexed.arm().unwrap());
@@ -157,10 +158,10 @@ fn a_malformed_chain_breaks_the_queue() {
     let mut driver = Driver::new(&memory(), SIZE);
     let mut queue = queue(&driver, false);
     let table = driver.addresses.descriptor;
-    driver.descriptor(table, 0, (BUFFERS, 4, NEXT, SIZE));
+    driver.descriptor(table.0, 0, (BUFFERS, 4, NEXT, SIZE));
     driver.publish(0);
     assert!(refusal(queue.pop()).ends_with("descriptor 8 does not exist in a table of 8"));
-    driver.descriptor(table, 0, (BUFFERS, 4, 0, 0));
+    driver.descriptor(table.0, 0, (BUFFERS, 4, 0, 0));
     assert_eq!(queue.pop().unwrap(), None);
 }
 
@@ -174,7 +175,7 @@ fn chains_in_tables_may_be_longer_than_the_ring() {
         driver.descriptor(table, index, (BUFFERS, 1, flags, index + 1));
     }
     let indirect = (table, 16 * u32::from(len), INDIRECT, 0);
-    driver.descriptor(driver.addresses.descriptor, 0, indirect);
+    driver.descriptor(driver.addresses.descriptor.0, 0, indirect);
     driver.publish(0);
     let chain = queue.pop().unwrap().unwrap();
     assert_eq!(chain.pieces.len(), usize::from(len));
@@ -241,10 +242,10 @@ proptest! {
         let mut driver = Driver::new(&memory(), SIZE);
         let mut queue = queue(&driver, event_idx);
         for (index, raw) in (0..).zip(table) {
-            driver.descriptor(driver.addresses.descriptor, index, raw);
+            driver.descriptor(driver.addresses.descriptor.0, index, raw);
         }
         for (slot, head) in (0..).zip(heads) {
-            driver.write(driver.addresses.driver + 4 + 2 * slot, head);
+            driver.write((driver.addresses.driver + 4 + 2 * slot).0, head);
         }
         driver.set_avail_index(avail);
         let mut popped = 0;
@@ -254,7 +255,7 @@ proptest! {
             prop_assert!(chain.pieces.len() <= 256);
             for piece in &chain.pieces {
                 let end = piece.iova.checked_add(u64::from(piece.len)).unwrap();
-                prop_assert!(end <= RAM as u64);
+                prop_assert!(end <= DeviceAddress(RAM as u64));
             }
             queue.push_used(chain.id, 0).unwrap();
         }

@@ -283,8 +283,7 @@ impl Hardware for VdpaBackend {
             return None;
         }
         let works = status.is_ok_and(|status| status != ALL_ONES);
-        let abilities = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
-        let stops = !self.packed() || self.rings.offers(abilities);
+        let stops = !self.packed() || self.rings.offers(BackendFeatures::SUSPEND_AND_RESUME);
         if !works || !stops {
             self.fail();
         }

@@ -412,7 +412,7 @@ impl Control {
         };
         let [byte, ..] = byte.to_le_bytes();
         let written = ack.is_some_and(|ack| {
-            let ack = GuestAddress(ack.iova);
+            let ack = GuestAddress(ack.iova.0);
             guest.memory.write_obj(byte, ack).is_ok()
         });
         let used = guest.queue.push_used(id, u32::from(written));
@@ -463,7 +463,7 @@ fn read_command(chain: &Chain, memory: &DeviceMemory) -> Option<Vec<u8>> {
             .filter(|&end| end <= COMMAND_LEN_MAX)?;
         bytes.resize(end, 0);
         memory
-            .read_slice(&mut bytes[start..], GuestAddress(piece.iova))
+            .read_slice(&mut bytes[start..], GuestAddress(piece.iova.0))
             .ok()?;
     }
     Some(bytes)

@@ -34,6 +34,7 @@
 //! called.
 
 use vdpa::device::VringBase;
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::DeviceMemory;
 use vdpa::ring::{RingFeatures, Violation, packed, split};
 use vdpa::uapi::BackendFeatures;
@@ -57,11 +58,7 @@ impl VdpaBackend {
             // Relays leave nothing in flight.
             return self.save_relayed();
         }
-        if !self.needs_reset
-            && self
-                .rings
-                .can(BackendFeatures::SUSPEND | BackendFeatures::RESUME)
-        {
+        if !self.needs_reset && self.rings.can(BackendFeatures::SUSPEND_AND_RESUME) {
             let saved = self.suspend_and_save()?;
             self.rings.release_eventfds();
             return Ok(saved);
@@ -274,9 +271,9 @@ impl Ring<'_> {
     }
 
     /// Reads the index in an avail or used ring at `area`.
-    fn read_index(self, area: u64) -> Result<u16, Error> {
+    fn read_index(self, area: DeviceAddress) -> Result<u16, Error> {
         area.checked_add(2)
-            .and_then(|address| self.memory.read_obj(GuestAddress(address)).ok())
+            .and_then(|address| self.memory.read_obj(GuestAddress(address.0)).ok())
             .map(u16::from_le)
             .ok_or_else(|| self.outside_memory())
     }

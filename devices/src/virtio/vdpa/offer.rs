@@ -90,10 +90,11 @@ impl Offer {
     /// The device was not reset.
     pub(super) fn new(device: &Device, id: &str, settings: Settings) -> Result<Self, vdpa::Error> {
         let info = device.info();
-        let needed = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
         // A queue can be reset while the device is suspended.
-        let resets_queues =
-            device.keeps_ring_positions()? && device.backend_features().contains(needed);
+        let suspends = device
+            .backend_features()
+            .contains(BackendFeatures::SUSPEND_AND_RESUME);
+        let resets_queues = device.keeps_ring_positions()? && suspends;
         let (offer, withheld) = Self::decide(info, resets_queues, settings);
         for (bit, reason) in withheld {
             let name = features::name(bit, info.device_id).unwrap_or("unnamed");

@@ -125,15 +125,15 @@ impl VdpaBackend {
     /// few. Only relays know the position of a device that cannot suspend and uses buffers out of
     /// order.
     fn needs_relays(&self) -> bool {
-        let stops = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
-        let is_direct = self.rings.offers(stops) && maps_little(&self.rings.memory);
+        let stops = self.rings.offers(BackendFeatures::SUSPEND_AND_RESUME);
+        let is_direct = stops && maps_little(&self.rings.memory);
         self.log.on && !is_direct
     }
 
     /// Determines how all writes of the device can be known.
     pub(super) fn plan(&self) -> Result<Plan, Error> {
         let negotiation = self.negotiated()?;
-        let in_place = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
+        let in_place = BackendFeatures::SUSPEND_AND_RESUME;
         let acknowledged = if self.rings.keeps_positions {
             self.rings.device.backend_features()
         } else {

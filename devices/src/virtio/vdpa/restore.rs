@@ -37,7 +37,7 @@ impl VdpaBackend {
     pub(super) fn save_rings(&mut self) -> Result<Saved, Error> {
         // A device that cannot resume must be checked before: by its split rings, or by relays.
         let needed = if self.packed() {
-            BackendFeatures::SUSPEND | BackendFeatures::RESUME
+            BackendFeatures::SUSPEND_AND_RESUME
         } else {
             BackendFeatures::SUSPEND
         };

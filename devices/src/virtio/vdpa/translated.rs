@@ -24,7 +24,7 @@
 use std::sync::Arc;
 
 use vdpa::iotlb::{Access, Iotlb, IotlbSink};
-use vdpa::iova::IovaRange;
+use vdpa::iova::{DeviceAddress, IovaRange};
 use vdpa::memory::{AddressSpace, Change, DeviceMemory, GuestMemory, GuestRegion, Mode, Piece};
 use vdpa::{Error as VdpaError, ErrorKind as Cause};
 
@@ -96,12 +96,7 @@ impl Translation {
             return Ok(());
         }
         self.apply(iotlb, changes)?;
-        self.own.change(|own| {
-            changes.iter().try_for_each(|change| match *change {
-                Change::Map { range, piece } => own.map(range, piece),
-                Change::Unmap { range } => own.unmap(range).map(drop),
-            })
-        })
+        self.own.change(|own| own.apply(changes))
     }
 
     /// Changes the kernel's mappings.
@@ -222,7 +217,7 @@ impl Translated for VdpaBackend {
         })
     }
 
-    fn leave(&mut self) {
+    fn leave(&mut self) -> Result<(), Error> {
         let written = self.written(DeviceMemory::writable);
         // A device that keeps a mapping is stopped.
         if self
@@ -236,6 +231,7 @@ impl Translated for VdpaBackend {
         if let Some(translation) = &mut self.translation {
             translation.domain = None;
         }
+        Ok(())
     }
 
     fn change(&mut self, changes: &[Change]) -> Result<(), Error> {
@@ -244,8 +240,9 @@ impl Translated for VdpaBackend {
             for change in changes {
                 if let Change::Unmap { range } = change {
                     let len = range.size().unwrap_or(u64::MAX);
-                    memory
-                        .for_each_written(range.first(), len, |gpa, len| written.push((gpa, len)));
+                    memory.for_each_written(DeviceAddress(range.first()), len, |gpa, len| {
+                        written.push((gpa, len))
+                    });
                 }
             }
             written

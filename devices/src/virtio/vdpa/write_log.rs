@@ -21,8 +21,9 @@
 use std::sync::Arc;
 
 use vdpa::iotlb::Access;
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::{DeviceMemory, GuestMemory, Mode};
-use vdpa::relay::{Dirty, RelayedQueue, Strategy};
+use vdpa::relay::{RelayedQueue, Strategy, mark_ram};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::poller::{Poller, relays_lost};
@@ -170,7 +171,7 @@ impl WriteLog {
 fn areas(
     queues: impl Iterator<Item = (QueueAddresses, Reach)>,
     packed: bool,
-) -> Option<Vec<(u64, u64)>> {
+) -> Option<Vec<(DeviceAddress, u64)>> {
     let mut areas = Vec::new();
     for (addresses, reach) in queues {
         let entries = u64::from(addresses.size);
@@ -189,15 +190,8 @@ fn areas(
 
 /// Marks untracked areas of queues that the device no longer has.
 pub(super) fn mark(memory: &GuestMemory, areas: &[(u64, u64)]) {
-    for &(address, len) in areas {
-        let end = address.saturating_add(len);
-        let mut at = address;
-        // One mark covers less than 4 GiB.
-        while let Some(left) = end.checked_sub(at).filter(|&left| left > 0) {
-            let part = u32::try_from(left).unwrap_or(u32::MAX);
-            memory.mark(at, part);
-            at = at.saturating_add(u64::from(part));
-        }
+    for &(gpa, len) in areas {
+        mark_ram(memory, gpa, len);
     }
 }
 
@@ -212,17 +206,19 @@ mod tests {
 
     const RING: QueueAddresses = QueueAddresses {
         size: 256,
-        descriptor: 0x1000,
-        driver: 0x2000,
-        device: 0x3ffe,
+        descriptor: DeviceAddress(0x1000),
+        driver: DeviceAddress(0x2000),
+        device: DeviceAddress(0x3ffe),
     };
 
     /// Stands for all memory that the device can write.
     const EVERYTHING: (u64, u64) = (0, u64::MAX);
 
     fn of(reaches: &[Reach], packed: bool) -> Vec<(u64, u64)> {
-        let areas = areas(reaches.iter().map(|&reach| (RING, reach)), packed);
-        areas.unwrap_or_else(|| vec![EVERYTHING])
+        match areas(reaches.iter().map(|&reach| (RING, reach)), packed) {
+            Some(areas) => areas.iter().map(|&(at, len)| (at.0, len)).collect(),
+            None => vec![EVERYTHING],
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::time::{ClockId, clock_gettime};
 use vdpa::control_queue::MacAddress;
 use vdpa::device::Device;
-use vdpa::memory::GuestMemory;
+use vdpa::memory::{DeviceMemory, GuestMemory};
 use vdpa::netdev::{Driver, Kick, Netdev, Options, QueuePair};
 use vdpa::relay::{Pause, Strategy, SvqSet};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -101,7 +101,7 @@ impl Station {
             device,
             signals: signals(&set, &wake)?,
             set,
-            memory,
+            memory: memory.into(),
             receive: pair.receive.queue().index(),
             transmit: pair.transmit.queue().index(),
             wake: Arc::clone(&wake),
@@ -187,7 +187,7 @@ struct Relays {
     set: SvqSet,
     /// The descriptors to wait for with the current strategies.
     signals: Epoll,
-    memory: Arc<GuestMemory>,
+    memory: DeviceMemory,
     receive: u16,
     transmit: u16,
     wake: Arc<EventFd>,
@@ -209,7 +209,7 @@ impl Relays {
                 Err(TryRecvError::Disconnected) => return Ok(()),
                 Err(TryRecvError::Empty) => {}
             }
-            let progress = self.set.poll(&*self.memory);
+            let progress = self.set.poll(&self.memory);
             match progress.map_err(failed("relay"))?.pause {
                 Pause::None => std::hint::spin_loop(),
                 Pause::AtMost(limit) => self.wait(Some(limit))?,
@@ -233,7 +233,7 @@ impl Relays {
                 };
                 let targets = [(self.receive, *how), (self.transmit, transmit)];
                 let begin = Instant::now();
-                let changed = (self.set).change(&mut self.device, &targets, &*self.memory);
+                let changed = (self.set).change(&mut self.device, &targets, &self.memory);
                 let took = begin.elapsed();
                 changed.map_err(failed("change the rings"))?;
                 self.signals = signals(&self.set, &self.wake)?;

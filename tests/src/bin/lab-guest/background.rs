@@ -13,6 +13,7 @@
 
 use crate::frames::{self, Plan, Totals};
 use crate::network::Address;
+use crate::vfio;
 use lab::error::{Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +31,7 @@ static FLOOD: Mutex<Option<Flood>> = Mutex::new(None);
 
 struct Flood {
     control: Arc<Control>,
-    thread: JoinHandle<Totals>,
+    thread: JoinHandle<Result<Totals>>,
 }
 
 /// State that the flood and its controller share.
@@ -78,8 +79,12 @@ pub(crate) fn start(nic: &str, size: usize, window: u64, peer: Option<Address>) 
     if flood.is_some() {
         return Err(Error::invalid("flood-on", "a flood is on already"));
     }
-    // Rejects here a size that can never work.
-    frames::check_size(nic, size)?;
+    if nic == vfio::NIC {
+        vfio::check_on()?;
+    } else {
+        // Rejects here a size that can never work.
+        frames::check_size(nic, size)?;
+    }
     let control = Arc::new(Control::default());
     let nic = nic.to_owned();
     let plan = Plan {
@@ -90,6 +95,9 @@ pub(crate) fn start(nic: &str, size: usize, window: u64, peer: Option<Address>) 
     };
     let shared = Arc::clone(&control);
     let thread = std::thread::spawn(move || {
+        if nic == vfio::NIC {
+            return vfio::exchange_while(&plan, &shared);
+        }
         let mut sum = Totals::default();
         while shared.running() {
             let totals = match peer {
@@ -105,7 +113,7 @@ pub(crate) fn start(nic: &str, size: usize, window: u64, peer: Option<Address>) 
                 }
             }
         }
-        sum
+        Ok(sum)
     });
     while !control.begun.load(Ordering::Relaxed) && !thread.is_finished() {
         std::thread::sleep(PAUSE);
@@ -122,7 +130,7 @@ pub(crate) fn stop() -> Result<Totals> {
     control.stop.store(true, Ordering::Relaxed);
     thread
         .join()
-        .map_err(|_| Error::invalid("flood-off", "the flood's thread has panicked"))
+        .map_err(|_| Error::invalid("flood-off", "the flood's thread has panicked"))?
 }
 
 /// Waits until `frames` more frames of the flood have returned.

@@ -34,9 +34,14 @@
 //!   flood; with 0, as fast as possible.
 //! * `channels N [NIC]`: uses N queue pairs, as `ethtool -L NIC combined N` does.
 //! * `rings RX TX [NIC]`: sets the sizes of the NIC's rings, as `ethtool -G NIC rx RX tx TX` does.
-//! * `vfio-on [NIC]`: takes the NIC from the kernel and drives it in this process. Its addresses
-//!   are its own behind an IOMMU, and physical ones without. Until `vfio-off`, `frames` and `flood`
-//!   take `vfio` for this NIC.
+//! * `vfio-on [PIECES] [NIC]`: takes the NIC from the kernel and drives it in this process. Its
+//!   addresses are its own behind an IOMMU, and physical ones without. It has so many pieces of
+//!   2 MiB, 64 without a number. Until `vfio-off`, `frames`, `flood` and `flood-on` take `vfio` for
+//!   this NIC.
+//! * `vfio-fill N`: maps one page at N more addresses, until `vfio-off`.
+//! * `vfio-map-bar NIC`: maps a page of another NIC's BAR, as if it were memory (`iomem=relaxed`).
+//! * `vfio-refused [NIC]`: negotiates without ACCESS_PLATFORM, and prints whether the device
+//!   refuses.
 //! * `vfio-off`: gives the NIC back to the kernel; `up` brings it up.
 //! * `processors`: prints the topology and features of the processors.
 //! * `memory-check MIB`: writes a pattern to this much memory, verifies it, and prints the memory's
@@ -163,7 +168,7 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let size = optional(words, "SIZE")?.unwrap_or(64);
             let nic = nic(words);
             let flooded = match peer(words)? {
-                Some(peer) => Some(frames::Flooded {
+                Some(peer) => Some(flood::Flooded {
                     peer,
                     until: after(words, "until", "N")?,
                     rate: after(words, "at", "RATE")?,
@@ -174,7 +179,7 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             if nic == vfio::NIC {
                 vfio::flood(duration, size, flooded)
             } else {
-                frames::flood(nic, duration, size, flooded)
+                flood::flood(nic, duration, size, flooded)
             }
         }
         "pace" => {
@@ -216,7 +221,13 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let frames = number(words, "FRAMES")?;
             network::rebind_flooded(nic(words), times, frames)
         }
-        "vfio-on" => vfio::start(nic(words)),
+        "vfio-on" => {
+            let pieces = optional(words, "PIECES")?.unwrap_or(vfio::PIECES);
+            vfio::start(nic(words), pieces)
+        }
+        "vfio-fill" => vfio::fill(number(words, "N")?),
+        "vfio-map-bar" => vfio::map_bar(word(words, "NIC")?),
+        "vfio-refused" => vfio::refused(nic(words)),
         "vfio-off" => vfio::stop(),
         "processors" => processors::topology(),
         "memory-check" => memory::check(number(words, "MIB")?),
@@ -364,6 +375,11 @@ mod tests {
             "paced-gaps 1",
             "frames 1 64 1 vfio",
             "vfio-off",
+            "vfio-on 0",
+            "vfio-on 48",
+            "vfio-fill 1",
+            "vfio-map-bar",
+            "flood-on 64 1 vfio",
         ] {
             let answer = obey(line);
             assert!(answer.value.is_err(), "{line:?}");

@@ -10,6 +10,8 @@
 //! The kernel passes outgoing frames only to sockets for every Ethernet type. This socket is for
 //! one type, and it also drops outgoing copies.
 
+pub(crate) mod flood;
+
 use crate::background::Control;
 use crate::info;
 use crate::network::{self, Address};
@@ -19,7 +21,6 @@ use lab::files;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use std::io;
-use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -111,73 +112,6 @@ pub(crate) fn exchange(nic: &str, plan: &Plan) -> Result<Value> {
     Ok(described(nic, totals.to_json(), elapsed, &before))
 }
 
-/// A peer that is flooded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Flooded {
-    pub(crate) peer: Address,
-    /// The flood ends when the peer has sent this many frames of its own.
-    pub(crate) until: Option<u64>,
-    /// Frames per second; as fast as possible without it.
-    pub(crate) rate: Option<NonZeroU32>,
-}
-
-/// How long a flood continues after the last frame that it waits for. Its peer may also wait for
-/// frames.
-const TAIL: Duration = Duration::from_secs(1);
-
-/// The part of a flood in which the queue may fill: one of this many.
-const FILLING: u32 = 4;
-
-/// `flood`: sends for a while without waiting for frames to return. A peer need not return frames,
-/// so none count as lost. The peer may send too, so the command first reports that it listens.
-pub(crate) fn flood(
-    nic: &str,
-    duration: Duration,
-    size: usize,
-    flooded: Option<Flooded>,
-) -> Result<Value> {
-    let before = info::statistics(nic);
-    let peer = flooded.map(|flooded| flooded.peer);
-    let run = Run::new(nic, size, MAXIMUM_COUNT, peer)?;
-    let flood = run.flood(nic, duration, flooded)?;
-    Ok(described(nic, flood.to_json(), flood.elapsed, &before))
-}
-
-/// Like [`flood`], for a NIC that the kernel does not drive. `link`, `own` and `maximum` are as in
-/// [`exchange_over`].
-pub(crate) fn flood_over(
-    link: impl Link,
-    (own, maximum): (Address, usize),
-    nic: &str,
-    duration: Duration,
-    size: usize,
-    flooded: Option<Flooded>,
-) -> Result<Value> {
-    let peer = flooded.map(|flooded| flooded.peer);
-    let run = Run::over(link, own, maximum, size, MAXIMUM_COUNT, peer)?;
-    let flood = run.flood(nic, duration, flooded)?;
-    Ok(flood.to_json())
-}
-
-/// The totals of a flood.
-struct Flood {
-    totals: Totals,
-    elapsed: Duration,
-    /// Frames and time after the queue has filled. Then a frame is sent when an earlier one leaves,
-    /// so this is the device's rate.
-    steady: (u64, Duration),
-}
-
-impl Flood {
-    fn to_json(&self) -> Value {
-        let (sent, elapsed) = self.steady;
-        let elapsed = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
-        let mut value = self.totals.to_json();
-        value["steady"] = json!({ "tx": sent, "elapsed_us": elapsed });
-        value
-    }
-}
-
 /// One run of a flood, which ends when its control requests it or the NIC goes away.
 ///
 /// # Errors
@@ -204,16 +138,26 @@ pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<T
 /// The run cannot start: there is no such NIC now.
 pub(crate) fn exchange_while(nic: &str, plan: &Plan, control: &Control) -> Result<Totals> {
     let mut run = Run::new(nic, plan.size, plan.count, plan.peer)?;
-    control.begins();
-    let ended = run.send_windows(plan, |received| {
-        control.count(received);
-        control.running()
-    });
-    match ended {
-        Ok(()) => run.drain()?,
-        // As in `flood_while`.
-        Err(_) => std::thread::sleep(Duration::from_millis(1)),
+    // As in `flood_while`.
+    if run.send_while(plan, control).is_err() {
+        std::thread::sleep(Duration::from_millis(1));
     }
+    Ok(run.finish())
+}
+
+/// Like [`exchange_while`], for a NIC as in [`exchange_over`]. It does not go away.
+///
+/// # Errors
+/// The NIC does not take or give frames.
+pub(crate) fn exchange_while_over(
+    link: impl Link,
+    own: Address,
+    maximum: usize,
+    plan: &Plan,
+    control: &Control,
+) -> Result<Totals> {
+    let mut run = Run::over(link, own, maximum, plan.size, plan.count, plan.peer)?;
+    run.send_while(plan, control)?;
     Ok(run.finish())
 }
 
@@ -510,53 +454,6 @@ impl<L: Link> Run<L> {
         Ok(())
     }
 
-    /// Sends for a while, as [`flood`] says.
-    fn flood(mut self, nic: &str, duration: Duration, flooded: Option<Flooded>) -> Result<Flood> {
-        let until = flooded.and_then(|flooded| flooded.until);
-        let rate = flooded.and_then(|flooded| flooded.rate);
-        self.expects_back = flooded.is_none();
-        if flooded.is_some() {
-            crate::say("", &json!({ "listening": nic }));
-        }
-        let started = Instant::now();
-        let mut heard = 0;
-        let mut heard_all = None;
-        let mut running = |received, duration| {
-            heard += received;
-            if until.is_some_and(|until| heard >= until) {
-                heard_all.get_or_insert_with(Instant::now);
-            }
-            started.elapsed() < duration && heard_all.is_none_or(|at| at.elapsed() < TAIL)
-        };
-        let mut filled = (0, Duration::ZERO);
-        match rate {
-            Some(rate) => {
-                let interval = Duration::from_secs(1) / rate.get();
-                self.drip(interval, |received| running(received, duration))?;
-            }
-            None => {
-                self.pour(|received| running(received, duration / FILLING))?;
-                filled = (self.totals.sent, started.elapsed());
-                self.pour(|received| running(received, duration))?;
-            }
-        }
-        let elapsed = started.elapsed();
-        let steady = (self.totals.sent - filled.0, elapsed - filled.1);
-        // A peer's own frames may never end.
-        if flooded.is_none() {
-            self.drain()?;
-        }
-        let mut totals = self.finish();
-        if flooded.is_some() {
-            totals.lost = 0;
-        }
-        Ok(Flood {
-            totals,
-            elapsed,
-            steady,
-        })
-    }
-
     /// Like [`Run::pour`], with a frame each `interval`, and the next few at once after a stop.
     fn drip(&mut self, interval: Duration, mut running: impl FnMut(u64) -> bool) -> Result<()> {
         let mut due = Instant::now();
@@ -603,6 +500,16 @@ impl<L: Link> Run<L> {
             }
         }
         Ok(())
+    }
+
+    /// Sends frames until the control ends it, and waits for all of them or for silence.
+    fn send_while(&mut self, plan: &Plan, control: &Control) -> Result<()> {
+        control.begins();
+        self.send_windows(plan, |received| {
+            control.count(received);
+            control.running()
+        })?;
+        self.drain()
     }
 
     /// Sends the planned frames and waits for all of them or for silence.

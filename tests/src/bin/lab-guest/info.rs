@@ -140,6 +140,8 @@ fn disks() -> Vec<Value> {
                     "sectors": number(directory.join("size")),
                     "read_only": number(directory.join("ro")) == Some(1),
                     "serial": attribute(directory.join("serial")),
+                    "features": attribute(directory.join("device/features")),
+                    "iommu": attribute(directory.join("device/../iommu_group/type")),
                 })
             })
         })

@@ -3,12 +3,13 @@
 //!
 //! No sane driver reads a notify page; this module does, to show that a guest can.
 
-use lab::error::{Error, Result};
+use lab::error::{Error, Result, report};
 use lab::files;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use vm_memory::{FileOffset, MmapRegion};
 
 /// ID of a vendor-specific capability, which virtio's are.
 const VENDOR_CAPABILITY: u8 = 9;
@@ -23,7 +24,7 @@ pub(crate) const NOTIFY: u8 = 2;
 pub(crate) const DEVICE: u8 = 4;
 
 /// Bytes of the pages that are mapped.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// Most capabilities that fit into configuration space.
 const MAXIMUM_CAPABILITIES: usize = 48;
@@ -98,6 +99,22 @@ pub(crate) fn describe(nic: &str) -> Result<Value> {
         "length": part.length,
         "multiplier": part.multiplier,
     }))
+}
+
+/// Maps the first page of a NIC's notify part.
+pub(crate) fn first_page(nic: &str) -> Result<MmapRegion<()>> {
+    let function = function(nic)?;
+    let part = part(&function)?;
+    let path = function.join(format!("resource{}", part.bar));
+    let file = File::options().read(true).write(true).open(&path);
+    let file = file.map_err(Error::file("open", &path))?;
+    MmapRegion::build(
+        Some(FileOffset::new(file, part.offset.into())),
+        usize::try_from(PAGE).unwrap_or_default(),
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_SHARED,
+    )
+    .map_err(|error| Error::invalid("a BAR", report(&error)))
 }
 
 /// `notify-read`: reads 16 bits at the start of a queue's page.

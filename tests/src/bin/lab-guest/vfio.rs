@@ -3,7 +3,7 @@
 //! IOMMU it uses physical addresses.
 //!
 //! ```text
-//!   frames … vfio ──> Driver ──> rings in one buffer, frames in 64 pieces of 2 MiB
+//!   frames … vfio ──> Driver ──> rings in one buffer, frames in pieces of 2 MiB
 //!                        │           └─ mapped by VFIO (group) at addresses that it chooses,
 //!                        │              or locked where they are (physical)
 //!                        └─> registers, doorbells (function)
@@ -15,9 +15,11 @@ mod function;
 mod group;
 mod physical;
 
-use crate::frames::{self, Flooded, Link, Plan, Sent};
+use crate::background::Control;
+use crate::frames::flood::{self, Flooded};
+use crate::frames::{self, Link, Plan, Sent, Totals};
 use crate::network::Address;
-use crate::notify;
+use crate::notify::{self, PAGE};
 use access::Access;
 use function::Function;
 use lab::error::{Error, Result, report};
@@ -25,8 +27,9 @@ use lab::files;
 use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::SharedBuffer;
 use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, RingFormat, RingLayout};
 use vm_memory::{MmapRegion, VolatileMemory as _};
@@ -45,17 +48,20 @@ const ENTRIES: u16 = 256;
 const HEADER: [u8; 12] = [0; 12];
 const HEADER_LEN: u32 = 12;
 
-/// Pieces of memory for frames, and the bytes of each: one large page. The rings have one, too.
-const PIECES: u16 = 64;
+/// Most pieces of memory for frames, and the bytes of each: one large page. The rings have one, too.
+pub(crate) const PIECES: u16 = 64;
 const PIECE: u64 = 2 << 20;
 
 /// The device's addresses. All are above the guest's memory, and the pieces are not adjacent.
 const FIRST_PIECE: u64 = 0x1_0000_0000;
 const PIECE_STRIDE: u64 = 16 * PIECE;
+const BAR: u64 = 0x8_0000_0000;
+const FILL: u64 = 0x10_0000_0000;
 const RINGS: u64 = 0x40_0000_0000;
 
-/// Bytes between two buffers of a piece.
-const BUFFER_STRIDE: u64 = PIECE * PIECES as u64 / (2 * ENTRIES as u64);
+/// Most addresses of `vfio-fill`, and the bytes between two of them.
+const FILL_MAX: u64 = 1_000_000;
+const FILL_STRIDE: u64 = 2 * PAGE;
 
 /// Where a buffer begins: so that a frame of more than 84 bytes crosses a page.
 const BUFFER_START: u64 = 4000;
@@ -63,12 +69,20 @@ const BUFFER_START: u64 = 4000;
 /// The kernel refuses a device whose IOMMU does not translate interrupts. Virtio has no such IOMMU.
 const UNSAFE_INTERRUPTS: &str = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
 
+/// VFIO's own limit of mappings. It is below that of the IOMMU.
+const MAPPINGS: &str = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
+
 const LARGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
 
-fn driver() -> MutexGuard<'static, Option<Driver>> {
-    DRIVER.lock().unwrap_or_else(PoisonError::into_inner)
+/// The driver, unless a flood has it.
+fn driver() -> Result<MutexGuard<'static, Option<Driver>>> {
+    match DRIVER.try_lock() {
+        Ok(driver) => Ok(driver),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(Error::Usage("`flood-on` has the NIC".into())),
+    }
 }
 
 fn off() -> Error {
@@ -79,17 +93,27 @@ fn ring_failed(error: vdpa::Error) -> Error {
     Error::invalid("a ring", report(&error))
 }
 
+/// Takes a function from the kernel's driver.
+fn open(path: &Path) -> Result<Access> {
+    files::write(Path::new(UNSAFE_INTERRUPTS), "1")?;
+    files::write(Path::new(MAPPINGS), (2 * FILL_MAX).to_string())?;
+    Access::open(path)
+}
+
 /// `vfio-on`: takes the NIC from the kernel's driver and starts its device with this one.
-pub(crate) fn start(nic: &str) -> Result<Value> {
-    let mut driver = driver();
+pub(crate) fn start(nic: &str, pieces: u16) -> Result<Value> {
+    if !(2..=PIECES).contains(&pieces) || !pieces.is_power_of_two() {
+        let why = format!("it is not a power of two in 2..={PIECES}");
+        return Err(Error::invalid("PIECES", why));
+    }
+    let mut driver = driver()?;
     if driver.is_some() {
         return Err(Error::Usage("a NIC is in use already".into()));
     }
     let path = notify::function(nic)?;
     let frame_max = frames::maximum_size(nic)?;
-    files::write(Path::new(UNSAFE_INTERRUPTS), "1")?;
-    files::write(Path::new(LARGE_PAGES), PIECES.to_string())?;
-    let started = Driver::start(Access::open(&path)?, frame_max)?;
+    files::write(Path::new(LARGE_PAGES), pieces.to_string())?;
+    let started = Driver::start(open(&path)?, frame_max, pieces)?;
     let value = json!({
         "entries": started.transmit.ring.size(),
         "mapped": started.mapped.len(),
@@ -101,7 +125,7 @@ pub(crate) fn start(nic: &str) -> Result<Value> {
 
 /// `frames` with this NIC.
 pub(crate) fn exchange(plan: &Plan) -> Result<Value> {
-    let mut driver = driver();
+    let mut driver = driver()?;
     let driver = driver.as_mut().ok_or_else(off)?;
     let (own, maximum, kicks) = (driver.address, driver.frame_max, driver.kicks);
     let mut value = frames::exchange_over(&mut *driver, own, maximum, plan)?;
@@ -111,15 +135,66 @@ pub(crate) fn exchange(plan: &Plan) -> Result<Value> {
 
 /// `flood` with this NIC.
 pub(crate) fn flood(duration: Duration, size: usize, flooded: Option<Flooded>) -> Result<Value> {
-    let mut driver = driver();
+    let mut driver = driver()?;
     let driver = driver.as_mut().ok_or_else(off)?;
     let limits = (driver.address, driver.frame_max);
-    frames::flood_over(driver, limits, NIC, duration, size, flooded)
+    flood::over(driver, limits, NIC, duration, size, flooded)
+}
+
+/// Fails unless there is a driver that no flood has.
+pub(crate) fn check_on() -> Result<()> {
+    driver()?.as_ref().map(drop).ok_or_else(off)
+}
+
+/// `flood-on` with this NIC, until its control ends it.
+pub(crate) fn exchange_while(plan: &Plan, control: &Control) -> Result<Totals> {
+    let mut driver = driver()?;
+    let driver = driver.as_mut().ok_or_else(off)?;
+    let (own, maximum) = (driver.address, driver.frame_max);
+    frames::exchange_while_over(driver, own, maximum, plan, control)
+}
+
+/// `vfio-fill`: maps the first page of the rings at further addresses.
+pub(crate) fn fill(count: u64) -> Result<Value> {
+    if count > FILL_MAX {
+        return Err(Error::invalid("N", format!("it is more than {FILL_MAX}")));
+    }
+    let driver = driver()?;
+    let driver = driver.as_ref().ok_or_else(off)?;
+    let (group, page) = (driver.function.access().group()?, driver.rings);
+    for number in 0..count {
+        // SAFETY: rings are accessed as volatile.
+        unsafe { group.map(page, PAGE, FILL + number * FILL_STRIDE) }?;
+    }
+    Ok(json!({ "mapped": count }))
+}
+
+/// `vfio-map-bar`: maps a page of another NIC's registers, for a moment.
+pub(crate) fn map_bar(nic: &str) -> Result<Value> {
+    let driver = driver()?;
+    let group = driver.as_ref().ok_or_else(off)?.function.access().group()?;
+    let page = notify::first_page(nic)?;
+    let host = u64::try_from(page.as_ptr().addr()).unwrap_or(u64::MAX);
+    // SAFETY: this process does not access the page.
+    unsafe { group.map(host, PAGE, BAR) }?;
+    group.unmap(BAR, PAGE)?;
+    Ok(json!({ "mapped": nic }))
+}
+
+/// `vfio-refused`: a driver that does not accept addresses of an IOMMU.
+pub(crate) fn refused(nic: &str) -> Result<Value> {
+    let path = notify::function(nic)?;
+    let function = Function::new(open(&path)?)?;
+    let accepts = function.accepts_without(function::ACCESS_PLATFORM)?;
+    function.reset()?;
+    drop(function);
+    access::bind(&path, "\n")?;
+    Ok(json!({ "refused": !accepts }))
 }
 
 /// `vfio-off`: resets the device and gives it back to the kernel's driver.
 pub(crate) fn stop() -> Result<Value> {
-    let driver = driver().take().ok_or_else(off)?;
+    let driver = driver()?.take().ok_or_else(off)?;
     driver.function.reset()?;
     let access = driver.function.access();
     for iova in &driver.mapped {
@@ -132,7 +207,7 @@ pub(crate) fn stop() -> Result<Value> {
     Ok(json!({ "vfio": "off" }))
 }
 
-/// The memory of all frames.
+/// The memory of all frames: a power of two of pieces.
 struct Buffers {
     pieces: Vec<MmapRegion<()>>,
     /// The device's addresses of the pieces.
@@ -141,7 +216,7 @@ struct Buffers {
 
 impl Buffers {
     /// Maps new memory for the device.
-    fn new(access: &Access) -> Result<Self> {
+    fn new(access: &Access, pieces: u16) -> Result<Self> {
         let size = usize::try_from(PIECE).unwrap_or_default();
         let piece = |_| {
             let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -149,15 +224,22 @@ impl Buffers {
             MmapRegion::build(None, size, access, kind)
                 .map_err(|error| Error::invalid("a large page", report(&error)))
         };
-        let pieces: Vec<_> = (0..PIECES).map(piece).collect::<Result<_>>()?;
+        let regions: Vec<_> = (0..pieces).map(piece).collect::<Result<_>>()?;
         let map = |(number, piece): (u16, &MmapRegion<()>)| {
             let host = u64::try_from(piece.as_ptr().addr()).unwrap_or(u64::MAX);
             // SAFETY: `Buffers` accesses its regions as volatile slices. The driver resets the
             // device before it drops them.
             unsafe { access.map(host, PIECE, Self::chosen_iova(number)) }
         };
-        let iovas = (0..PIECES).zip(&pieces).map(map).collect::<Result<_>>()?;
-        Ok(Self { pieces, iovas })
+        let iovas = (0..pieces).zip(&regions).map(map).collect::<Result<_>>()?;
+        Ok(Self {
+            pieces: regions,
+            iovas,
+        })
+    }
+
+    fn pieces(&self) -> u16 {
+        u16::try_from(self.pieces.len()).unwrap_or(PIECES)
     }
 
     /// The address of a piece behind an IOMMU. The order is not that of this process's addresses.
@@ -165,19 +247,24 @@ impl Buffers {
         FIRST_PIECE + u64::from(PIECES - 1 - piece) * PIECE_STRIDE
     }
 
-    /// The piece of a buffer and the offset in it.
-    fn place(buffer: u16) -> (u16, u64) {
-        let offset = u64::from(buffer / PIECES) * BUFFER_STRIDE + BUFFER_START;
-        (buffer % PIECES, offset)
+    /// Bytes between two buffers of a piece.
+    fn stride(pieces: u16) -> u64 {
+        PIECE * u64::from(pieces) / (2 * u64::from(ENTRIES))
+    }
+
+    /// The piece of a buffer and the offset in it, of so many pieces.
+    fn place(buffer: u16, pieces: u16) -> (u16, u64) {
+        let offset = u64::from(buffer / pieces) * Self::stride(pieces) + BUFFER_START;
+        (buffer % pieces, offset)
     }
 
     /// A buffer, as the ring takes it.
     fn descriptor(&self, buffer: u16, len: usize, direction: Direction) -> Piece {
-        let (piece, offset) = Self::place(buffer);
+        let (piece, offset) = Self::place(buffer, self.pieces());
         // There is one for each piece.
         let iova = self.iovas.get(usize::from(piece)).copied();
         Piece {
-            iova: iova.unwrap_or_default() + offset,
+            iova: DeviceAddress(iova.unwrap_or_default() + offset),
             len: u32::try_from(len).unwrap_or(u32::MAX),
             direction,
         }
@@ -190,7 +277,7 @@ impl Buffers {
         skipped: usize,
         len: usize,
     ) -> Result<vm_memory::VolatileSlice<'_>> {
-        let (piece, offset) = Self::place(buffer);
+        let (piece, offset) = Self::place(buffer, self.pieces());
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let slice = self
             .pieces
@@ -242,13 +329,14 @@ impl Queue {
     }
 }
 
-/// Maps memory for the rings for the device.
-fn ring_memory(access: &Access) -> Result<SharedBuffer> {
-    let mut failed = None;
+/// Maps memory for the rings for the device. Returns it and its address in this process.
+fn ring_memory(access: &Access) -> Result<(SharedBuffer, u64)> {
+    let (mut failed, mut address) = (None, 0);
     let memory = SharedBuffer::placed(PIECE, |host| {
+        address = host.first();
         // SAFETY: rings are accessed as volatile. The driver resets the device before it drops
         // them.
-        let mapped = unsafe { access.map(host.first(), PIECE, RINGS) };
+        let mapped = unsafe { access.map(address, PIECE, RINGS) };
         mapped.unwrap_or_else(|error| {
             failed = Some(error);
             RINGS
@@ -256,7 +344,7 @@ fn ring_memory(access: &Access) -> Result<SharedBuffer> {
     });
     match failed {
         Some(error) => Err(error),
-        None => memory.map_err(ring_failed),
+        None => Ok((memory.map_err(ring_failed)?, address)),
     }
 }
 
@@ -269,24 +357,27 @@ struct Driver {
     receive: Queue,
     transmit: Queue,
     kicks: u64,
+    /// The rings' address in this process.
+    rings: u64,
     buffers: Buffers,
     /// The addresses at which the device reaches a piece of memory.
     mapped: Vec<u64>,
 }
 
 impl Driver {
-    fn start(access: Access, frame_max: usize) -> Result<Self> {
-        let buffers = Buffers::new(&access)?;
+    fn start(access: Access, frame_max: usize, pieces: u16) -> Result<Self> {
+        let buffers = Buffers::new(&access, pieces)?;
         let function = Function::new(access)?;
         let address = function.negotiate()?;
         let entries = function.entries(RECEIVE)?.min(function.entries(TRANSMIT)?);
         let layout = RingLayout::new(RingFormat::Split, entries.min(ENTRIES));
         let layout = layout.map_err(ring_failed)?;
-        let rings = Arc::new(ring_memory(function.access())?);
-        let start = rings.range().first();
+        let (memory, rings) = ring_memory(function.access())?;
+        let start = memory.range().first();
         let mapped = buffers.iovas.iter().copied().chain([start]).collect();
+        let memory = Arc::new(memory);
         let queue = |index, offset| {
-            let mut queue = Queue::new(index, &rings, layout, offset)?;
+            let mut queue = Queue::new(index, &memory, layout, offset)?;
             queue.doorbell = function.set_queue(index, &queue.ring)?;
             Ok::<_, Error>(queue)
         };
@@ -300,6 +391,7 @@ impl Driver {
             receive,
             transmit,
             kicks: 0,
+            rings,
             buffers,
             mapped,
         };
@@ -380,18 +472,25 @@ mod tests {
 
     #[test]
     fn buffers_are_apart_and_inside_their_pieces() {
-        let mut taken: Vec<_> = (0..2 * ENTRIES).map(Buffers::place).collect();
-        taken.sort_unstable();
-        for pair in taken.windows(2) {
-            let ((piece, offset), next) = (pair[0], pair[1]);
-            assert!(offset + BUFFER_STRIDE - BUFFER_START <= PIECE);
-            assert!(next.0 > piece || next.1 == offset + BUFFER_STRIDE);
+        for pieces in [2, 16, PIECES] {
+            let place = |buffer| Buffers::place(buffer, pieces);
+            let mut taken: Vec<_> = (0..2 * ENTRIES).map(place).collect();
+            taken.sort_unstable();
+            let stride = Buffers::stride(pieces);
+            // A frame of the usual MTU fits.
+            assert!(BUFFER_START + 12 + 1514 <= stride);
+            for pair in taken.windows(2) {
+                let ((piece, offset), next) = (pair[0], pair[1]);
+                assert!(offset + stride - BUFFER_START <= PIECE);
+                assert!(next.0 > piece || next.1 == offset + stride);
+            }
         }
         assert_eq!(Buffers::chosen_iova(PIECES - 1), FIRST_PIECE);
         // Guest RAM of the tests lies below.
         const { assert!(FIRST_PIECE >= 1 << 32) };
-        assert!(Buffers::chosen_iova(0) + PIECE <= RINGS);
+        assert!(Buffers::chosen_iova(0) + PIECE <= BAR);
         let ring = RingLayout::new(RingFormat::Split, ENTRIES).unwrap();
         assert!(2 * ring.size() <= PIECE);
+        const { assert!(BAR + PAGE <= FILL && FILL + FILL_MAX * FILL_STRIDE <= RINGS) };
     }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use devices::virtio::backend::{Activation, Queue, QueueAddresses};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::GuestMemory;
 use vm_memory::{ByteValued, Bytes, FileOffset, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
@@ -99,9 +100,9 @@ impl Ring {
             index,
             addresses: QueueAddresses {
                 size: SIZE,
-                descriptor: start,
-                driver: start + 0x4000,
-                device: start + 0x8000,
+                descriptor: DeviceAddress(start),
+                driver: DeviceAddress(start + 0x4000),
+                device: DeviceAddress(start + 0x8000),
             },
             kick: event(),
             call: event(),
@@ -115,7 +116,7 @@ impl Ring {
     /// Zeroes the rings, as a driver does after a reset; the eventfds stay.
     pub(crate) fn clear(&mut self) {
         let zeroes = [0; 0x1_0000];
-        let start = GuestAddress(self.addresses.descriptor);
+        let start = GuestAddress(self.addresses.descriptor.0);
         self.memory.write_slice(&zeroes, start).unwrap();
         (self.next, self.available, self.used) = (0, 0, 0);
         // No event from before may be pending.
@@ -153,13 +154,13 @@ impl Ring {
             self.next = (self.next + 1) % SIZE;
             let more = position + 1 < chain.len();
             let flags = if writable { WRITE } else { 0 } | if more { NEXT } else { 0 };
-            self.write(at, address + self.shift);
-            self.write(at + 8, len);
-            self.write(at + 12, flags);
-            self.write(at + 14, self.next);
+            self.write(at.0, address + self.shift);
+            self.write(at.0 + 8, len);
+            self.write(at.0 + 12, flags);
+            self.write(at.0 + 14, self.next);
         }
         let slot = u64::from(self.available % SIZE);
-        self.write(self.addresses.driver + 4 + 2 * slot, head);
+        self.write(self.addresses.driver.0 + 4 + 2 * slot, head);
         self.available = self.available.wrapping_add(1);
         self.publish(self.available);
         head
@@ -167,7 +168,7 @@ impl Ring {
 
     /// Writes any avail index and kicks.
     pub(crate) fn publish(&mut self, available: u16) {
-        let address = GuestAddress(self.addresses.driver + 2);
+        let address = GuestAddress(self.addresses.driver.0 + 2);
         let release = std::sync::atomic::Ordering::SeqCst;
         self.memory.store(available, address, release).unwrap();
         self.kick.write(1).unwrap();
@@ -175,7 +176,7 @@ impl Ring {
 
     /// Head and written length of the next used chain.
     pub(crate) fn take(&mut self) -> Option<(u32, u32)> {
-        let address = GuestAddress(self.addresses.device + 2);
+        let address = GuestAddress(self.addresses.device.0 + 2);
         let acquire = std::sync::atomic::Ordering::Acquire;
         let index: u16 = self.memory.load(address, acquire).unwrap();
         if index == self.used {
@@ -183,7 +184,7 @@ impl Ring {
         }
         let at = self.addresses.device + 4 + 8 * u64::from(self.used % SIZE);
         self.used = self.used.wrapping_add(1);
-        Some((self.read(at), self.read(at + 4)))
+        Some((self.read(at.0), self.read(at.0 + 4)))
     }
 }
 

@@ -19,17 +19,6 @@ pub(crate) const FOREIGN: [u8; 6] = [0x02, 0x5e, 0x10, 0x53, 0x11, 0x77];
 pub(crate) const SECOND: [u8; 6] = [0x02, 0x5e, 0x10, 0x53, 0x11, 0x02];
 pub(crate) const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// The simulator's default.
-pub(crate) const SHARED: Mapping = Mapping {
-    use_va: true,
-    batch_mapping: true,
-};
-/// The simulator as a parent that pins pages.
-pub(crate) const PINNING: Mapping = Mapping {
-    use_va: false,
-    batch_mapping: true,
-};
-
 /// An address as the tools write it.
 pub(crate) fn text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")

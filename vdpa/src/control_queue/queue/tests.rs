@@ -29,14 +29,14 @@ impl Model {
         let addresses = queue.vring_config().addresses;
         let at = |iova: u64| iova - IOVA;
         let slot = u64::from(self.used % RING_SIZE);
-        let driver = at(addresses.driver);
+        let driver = at(addresses.driver.0);
         let load = |offset| self.memory.load_u16(offset, Ordering::Acquire).unwrap();
         assert_eq!(load(driver + 2), self.used.wrapping_add(1));
         let mut index = load(driver + 4 + 2 * slot);
         let mut bytes = Vec::new();
         loop {
             let mut descriptor = [0; 16];
-            let offset = at(addresses.descriptor) + 16 * u64::from(index);
+            let offset = at(addresses.descriptor.0) + 16 * u64::from(index);
             self.memory.read(offset, &mut descriptor).unwrap();
             let iova = u64::from_le_bytes(descriptor[..8].try_into().unwrap());
             let len = u32::from_le_bytes(descriptor[8..12].try_into().unwrap());
@@ -109,7 +109,7 @@ fn a_packed_ring_has_the_same_pages() {
 
 /// The device's side of a packed ring: answers the command in it.
 fn answer_packed(queue: &ControlQueue, entry: u64, descriptors: u64, ack: u8) -> Vec<u8> {
-    let place = queue.vring_config().addresses.descriptor - IOVA;
+    let place = queue.vring_config().addresses.descriptor.0 - IOVA;
     let mut command = Vec::new();
     for number in 0..descriptors {
         let mut descriptor = [0; 16];

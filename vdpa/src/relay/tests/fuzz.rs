@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::model::{RingSim, SIZE, Space, layout};
 use super::packed;
+use crate::iova::DeviceAddress;
 use crate::relay::{Dirty, Strategy as How, UsedShadow};
 use crate::{Error, ErrorKind};
 
@@ -122,7 +123,7 @@ pub(super) fn scribble(space: &Space, private: bool, at: u64, bytes: &[u8]) {
 pub(super) struct GuestOnly;
 
 impl Dirty for GuestOnly {
-    fn mark(&self, address: u64, len: u32) {
+    fn mark(&self, DeviceAddress(address): DeviceAddress, len: u32) {
         assert!(
             address.saturating_add(len.into()) <= 1 << 20,
             "{address:#x}"

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::fuzz::scribble;
 use super::model::{ADDRESSES, RingSim, SIZE, buffer, layout};
 use crate::device::VringBase;
+use crate::iova::DeviceAddress;
 use crate::memory::SharedBuffer;
 use crate::relay::{FullShadow, Position, Strategy as How, Svq, UsedShadow};
 use crate::ring::Violation;
@@ -93,7 +94,7 @@ fn all_that_the_device_may_write_is_marked() {
             pass(&mut sim).unwrap();
             let at = ADDRESSES.device + 4;
             let mut id = [0; 2];
-            sim.space.read(at, &mut id);
+            sim.space.read(at.0, &mut id);
             let start = buffer(u16::from_le_bytes(id));
             let marked = sim.log.0.borrow().iter().copied().collect::<Vec<u64>>();
             assert!(
@@ -107,13 +108,16 @@ fn all_that_the_device_may_write_is_marked() {
 /// A ring with one chain made available by hand.
 fn ring_with(descriptors: &[(u64, u32, u16, u16)], table: &[(u64, u32, u16, u16)]) -> GuestRing {
     let sim = RingSim::new(false, false, 0);
-    for (base, entries) in [(ADDRESSES.descriptor, descriptors), (0x8000, table)] {
+    for (base, entries) in [
+        (ADDRESSES.descriptor, descriptors),
+        (DeviceAddress(0x8000), table),
+    ] {
         for (at, &(address, len, flags, next)) in (0..).zip(entries) {
             sim.space
-                .descriptor(base + 16 * at, address, len, flags, next);
+                .descriptor((base + 16 * at).0, address, len, flags, next);
         }
     }
-    sim.space.set_u16(ADDRESSES.driver + 2, 1);
+    sim.space.set_u16(ADDRESSES.driver.0 + 2, 1);
     sim.ring()
 }
 
@@ -151,7 +155,7 @@ fn chains_that_break_a_rule_are_refused() {
         &[(all, 2, 0, 0)],
         &[],
         Violation::Outside {
-            address: all,
+            address: DeviceAddress(all),
             len: 2,
         },
     );
@@ -159,7 +163,7 @@ fn chains_that_break_a_rule_are_refused() {
         &[(u64::MAX, 2, 0, 0)],
         &[],
         Violation::Outside {
-            address: u64::MAX,
+            address: DeviceAddress(u64::MAX),
             len: 2,
         },
     );
@@ -168,7 +172,7 @@ fn chains_that_break_a_rule_are_refused() {
         &[(1 << 40, 1, WRITE, 0)],
         &[],
         Violation::Outside {
-            address: 1 << 40,
+            address: DeviceAddress(1 << 40),
             len: 1,
         },
     );
@@ -176,7 +180,7 @@ fn chains_that_break_a_rule_are_refused() {
         &[(0, half, 0, 0)],
         &[],
         Violation::Outside {
-            address: 0,
+            address: DeviceAddress(0),
             len: half,
         },
     );
@@ -199,7 +203,10 @@ fn chains_that_break_a_rule_are_refused() {
     wrong(
         &[(address, 32, INDIRECT, 0)],
         &[],
-        Violation::Outside { address, len: 32 },
+        Violation::Outside {
+            address: DeviceAddress(address),
+            len: 32,
+        },
     );
     // 256 descriptors and no more, including the buffers before the table.
     let long: Vec<_> = (1..=256).map(|next| (0, 1, NEXT, next)).collect();
@@ -216,7 +223,7 @@ fn rings_must_lie_in_guest_memory() {
     let sim = RingSim::new(false, false, 0);
     for (size, offset) in [(3, 0), (0, 0), (SIZE, 1), (SIZE, 1 << 40), (SIZE, 0xf_f000)] {
         let mut addresses = ADDRESSES;
-        addresses.descriptor += offset;
+        addresses.descriptor.0 += offset;
         let memory = Arc::clone(&sim.space.guest);
         assert!(GuestRing::new(memory, size, addresses, true).is_err());
     }
@@ -285,18 +292,18 @@ fn in_order_uses_of_one_head_are_unlimited() {
     sim.device.ring = queue.addresses();
     sim.relay = Some(Box::new(queue));
     sim.space
-        .descriptor(ADDRESSES.descriptor, buffer(0), 1, 2, 0);
+        .descriptor(ADDRESSES.descriptor.0, buffer(0), 1, 2, 0);
     for slot in 0..u64::from(SIZE) {
-        sim.space.set_u16(ADDRESSES.driver + 4 + 2 * slot, 0);
+        sim.space.set_u16(ADDRESSES.driver.0 + 4 + 2 * slot, 0);
     }
     for _ in 0..=u16::MAX {
         let next = sim.device.used.wrapping_add(1);
-        sim.space.set_u16(ADDRESSES.driver + 2, next);
+        sim.space.set_u16(ADDRESSES.driver.0 + 2, next);
         sim.device.put(0, 1);
         sim.device.publish(next);
         pass(&mut sim).unwrap();
     }
-    sim.space.set_u16(ADDRESSES.driver + 2, 2);
+    sim.space.set_u16(ADDRESSES.driver.0 + 2, 2);
     let position = sim.relay.as_mut().unwrap().settle().unwrap();
     let expected = Position::Split {
         used: 0,

@@ -11,6 +11,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::super::{Dirty, FullShadow, Signals, Strategy, Svq, UsedShadow};
 use crate::Error;
 use crate::device::{VringAddresses, VringBase};
+use crate::iova::DeviceAddress;
 use crate::memory::{GuestMemory, SharedBuffer};
 use crate::ring::SplitLayout;
 use crate::ring::split::{GuestRing, Suppression};
@@ -19,9 +20,9 @@ pub(super) const SIZE: u16 = 8;
 const RAM: usize = 1 << 20;
 const WINDOW: u64 = 1 << 40;
 pub(super) const ADDRESSES: VringAddresses = VringAddresses {
-    descriptor: 0x1000,
-    driver: 0x2000,
-    device: 0x3000,
+    descriptor: DeviceAddress(0x1000),
+    driver: DeviceAddress(0x2000),
+    device: DeviceAddress(0x3000),
 };
 const TABLES: u64 = 0x8000;
 const BUFFERS: u64 = 0x2_0000;
@@ -32,7 +33,7 @@ const BUFFER: u64 = 0x2000;
 pub(super) struct Log(pub(super) RefCell<BTreeSet<u64>>);
 
 impl Dirty for Log {
-    fn mark(&self, address: u64, len: u32) {
+    fn mark(&self, DeviceAddress(address): DeviceAddress, len: u32) {
         let bytes = address..address + u64::from(len);
         self.0.borrow_mut().extend(bytes);
     }
@@ -141,20 +142,20 @@ impl Guest {
             self.space.descriptor(table, buffer, 4, write | 1, 1);
             self.space
                 .descriptor(table + 16, buffer + 0x1000, 60, write, 0);
-            self.space.descriptor(at, table, 32, 4, 0);
+            self.space.descriptor(at.0, table, 32, 4, 0);
         } else {
-            self.space.descriptor(at, buffer, 64, self.write, 0);
+            self.space.descriptor(at.0, buffer, 64, self.write, 0);
         }
         self.under_way.insert(head, self.added);
         self.added += 1;
         let slot = u64::from(self.avail % SIZE);
-        self.space.set_u16(ADDRESSES.driver + 4 + 2 * slot, head);
+        self.space.set_u16(ADDRESSES.driver.0 + 4 + 2 * slot, head);
         let old = self.avail;
         self.avail = old.wrapping_add(1);
-        self.space.set_u16(ADDRESSES.driver + 2, self.avail);
+        self.space.set_u16(ADDRESSES.driver.0 + 2, self.avail);
         let wish = Suppression {
-            flags: self.space.u16(ADDRESSES.device),
-            event: self.space.u16(ADDRESSES.device + 4 + 8 * u64::from(SIZE)),
+            flags: self.space.u16(ADDRESSES.device.0),
+            event: self.space.u16(ADDRESSES.device.0 + 4 + 8 * u64::from(SIZE)),
         };
         Some(wish.wants(self.event_idx, old, self.avail))
     }
@@ -169,20 +170,20 @@ impl Guest {
                 self.used.wrapping_sub(1)
             };
             let at = ADDRESSES.driver + 4 + 2 * u64::from(SIZE);
-            self.space.set_u16(at, event);
+            self.space.set_u16(at.0, event);
         } else {
-            self.space.set_u16(ADDRESSES.driver, u16::from(!enabled));
+            self.space.set_u16(ADDRESSES.driver.0, u16::from(!enabled));
         }
-        enabled && self.space.u16(ADDRESSES.device + 2) != self.used
+        enabled && self.space.u16(ADDRESSES.device.0 + 2) != self.used
     }
 
     /// Takes all used chains: each once, with the payload that the device wrote, and only memory
     /// that was reported before.
     fn take(&mut self, log: &Log, relayed: std::ops::Range<u16>) {
-        while self.space.u16(ADDRESSES.device + 2) != self.used {
+        while self.space.u16(ADDRESSES.device.0 + 2) != self.used {
             let at = ADDRESSES.device + 4 + 8 * u64::from(self.used % SIZE);
             let mut element = [0; 8];
-            self.space.read(at, &mut element);
+            self.space.read(at.0, &mut element);
             let id = u32::from_le_bytes(element[..4].try_into().unwrap());
             let len = u32::from_le_bytes(element[4..].try_into().unwrap());
             let head = u16::try_from(id).unwrap();
@@ -214,8 +215,10 @@ impl Guest {
 
     fn last_byte(&self, head: u16) -> u64 {
         let mut flags = [0; 2];
-        self.space
-            .read(ADDRESSES.descriptor + 16 * u64::from(head) + 12, &mut flags);
+        self.space.read(
+            ADDRESSES.descriptor.0 + 16 * u64::from(head) + 12,
+            &mut flags,
+        );
         buffer(head) + if flags == [4, 0] { 0x1000 + 59 } else { 63 }
     }
 }
@@ -254,24 +257,24 @@ impl Device {
             if self.held.len() >= most {
                 return;
             }
-            if self.space.u16(self.ring.driver + 2) == self.avail {
+            if self.space.u16(self.ring.driver.0 + 2) == self.avail {
                 let event = self.ring.device + 4 + 8 * u64::from(SIZE);
                 if self.event_idx {
-                    self.space.set_u16(event, self.avail);
+                    self.space.set_u16(event.0, self.avail);
                 } else {
-                    self.space.set_u16(self.ring.device, 0);
+                    self.space.set_u16(self.ring.device.0, 0);
                 }
-                if self.space.u16(self.ring.driver + 2) == self.avail {
+                if self.space.u16(self.ring.driver.0 + 2) == self.avail {
                     self.kicked = false;
                     return;
                 }
             }
             if !self.event_idx {
-                self.space.set_u16(self.ring.device, 1);
+                self.space.set_u16(self.ring.device.0, 1);
             }
             let slot = u64::from(self.avail % SIZE);
             self.held
-                .push(self.space.u16(self.ring.driver + 4 + 2 * slot));
+                .push(self.space.u16(self.ring.driver.0 + 4 + 2 * slot));
             self.avail = self.avail.wrapping_add(1);
         }
     }
@@ -293,8 +296,8 @@ impl Device {
         self.put(u32::from(head), if self.receives(head) { 64 } else { 0 });
         self.publish(old.wrapping_add(1));
         let wish = Suppression {
-            flags: self.space.u16(self.ring.driver),
-            event: self.space.u16(self.ring.driver + 4 + 2 * u64::from(SIZE)),
+            flags: self.space.u16(self.ring.driver.0),
+            event: self.space.u16(self.ring.driver.0 + 4 + 2 * u64::from(SIZE)),
         };
         wish.wants(self.event_idx, old, self.used)
     }
@@ -312,7 +315,7 @@ impl Device {
     fn first_descriptor(&self, head: u16) -> [u8; 16] {
         let mut bytes = [0; 16];
         self.space
-            .read(self.ring.descriptor + 16 * u64::from(head), &mut bytes);
+            .read(self.ring.descriptor.0 + 16 * u64::from(head), &mut bytes);
         if bytes[12] & 4 != 0 {
             let table = u64::from_le_bytes(bytes[..8].try_into().unwrap());
             self.space.read(table, &mut bytes);
@@ -326,12 +329,12 @@ impl Device {
         element[..4].copy_from_slice(&id.to_le_bytes());
         element[4..].copy_from_slice(&len.to_le_bytes());
         let at = self.ring.device + 4 + 8 * u64::from(self.used % SIZE);
-        self.space.write(at, &element);
+        self.space.write(at.0, &element);
     }
 
     pub(super) fn publish(&mut self, index: u16) {
         self.used = index;
-        self.space.set_u16(self.ring.device + 2, index);
+        self.space.set_u16(self.ring.device.0 + 2, index);
     }
 
     /// Takes over a ring as vhost-vdpa parents do while suspended: a base other than the reported
@@ -365,11 +368,11 @@ impl RingSim {
     pub(super) fn new(event_idx: bool, indirect: bool, start: u16) -> Self {
         let space = Space::new();
         for at in [ADDRESSES.driver + 2, ADDRESSES.device + 2] {
-            space.set_u16(at, start);
+            space.set_u16(at.0, start);
         }
         if event_idx {
-            space.set_u16(ADDRESSES.driver + 4 + 2 * u64::from(SIZE), start);
-            space.set_u16(ADDRESSES.device + 4 + 8 * u64::from(SIZE), start);
+            space.set_u16(ADDRESSES.driver.0 + 4 + 2 * u64::from(SIZE), start);
+            space.set_u16(ADDRESSES.device.0 + 4 + 8 * u64::from(SIZE), start);
         }
         Self {
             guest: Guest {
@@ -518,7 +521,7 @@ impl RingSim {
         }
         self.interrupted = false;
         if self.relay.is_some() {
-            self.relayed.end = self.space.u16(ADDRESSES.device + 2);
+            self.relayed.end = self.space.u16(ADDRESSES.device.0 + 2);
         }
         self.guest.take(&self.log, self.relayed.clone());
         self.log.0.borrow_mut().clear();

@@ -254,7 +254,7 @@ fn a_shadow_requests_notifications_only_where_a_side_waits_for_used_chains() {
         // The guest sends more: the used chains come back with it.
         sim.add();
         assert!(sim.pass());
-        assert_eq!(sim.device.used, sim.space.u16(ADDRESSES.device + 2));
+        assert_eq!(sim.device.used, sim.space.u16(ADDRESSES.device.0 + 2));
         assert_eq!(sim.come_to_rest(), Signals::Urgent);
         // The guest waits for an interrupt from now on: the next pass notices and enables signals.
         sim.napi(true);

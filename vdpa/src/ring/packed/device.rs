@@ -218,7 +218,7 @@ impl DeviceQueue {
         let event: u32 = self
             .ring
             .memory()
-            .load(GuestAddress(at), Ordering::Relaxed)
+            .load(GuestAddress(at.0), Ordering::Relaxed)
             .map(u32::from_le)
             .map_err(access(at))?;
         Ok(event_wanted(event, now, moved, self.size, self.event_idx))

@@ -14,12 +14,13 @@ use super::{
 };
 use crate::Error;
 use crate::device::{VringAddresses, VringBase};
+use crate::iova::DeviceAddress;
 use crate::memory::DeviceMemory;
 
 /// A descriptor as it is in guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Descriptor {
-    pub(super) address: u64,
+    pub(super) address: DeviceAddress,
     pub(super) len: u32,
     pub(super) id: u16,
     pub(super) flags: u16,
@@ -154,7 +155,7 @@ impl GuestRing {
     }
 
     /// Device address of a descriptor; inside the device's reach, so no wrap.
-    pub(super) fn entry(&self, index: u16) -> u64 {
+    pub(super) fn entry(&self, index: u16) -> DeviceAddress {
         self.addresses.descriptor + DESCRIPTOR_SIZE * u64::from(index)
     }
 
@@ -170,7 +171,7 @@ impl GuestRing {
 
     /// Writes a whole descriptor, flags last.
     pub(super) fn write_entry(&self, index: u16, descriptor: &Descriptor) -> Result<(), Error> {
-        self.write(self.entry(index), &descriptor.address.to_le_bytes())?;
+        self.write(self.entry(index), &descriptor.address.0.to_le_bytes())?;
         self.write_result(index, descriptor.len, descriptor.id, descriptor.flags)
     }
 

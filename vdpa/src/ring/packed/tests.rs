@@ -14,6 +14,7 @@ use super::super::{
 };
 use super::*;
 use crate::device::VringAddresses;
+use crate::iova::DeviceAddress;
 use crate::memory::{GuestMemory, SharedBuffer};
 
 mod arrange;
@@ -36,7 +37,7 @@ fn features(event_idx: bool, in_order: bool) -> RingFeatures {
 
 fn reads(iova: u64, len: u32) -> Piece {
     Piece {
-        iova,
+        iova: DeviceAddress(iova),
         len,
         direction: Direction::DeviceReads,
     }
@@ -44,7 +45,7 @@ fn reads(iova: u64, len: u32) -> Piece {
 
 fn writes(iova: u64, len: u32) -> Piece {
     Piece {
-        iova,
+        iova: DeviceAddress(iova),
         len,
         direction: Direction::DeviceWrites,
     }

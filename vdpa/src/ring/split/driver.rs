@@ -197,7 +197,7 @@ fn encode(piece: &Piece, next: Option<u16>, flags: u16) -> [u8; 16] {
         flags |= DESCRIPTOR_F_NEXT;
     }
     let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&piece.iova.to_le_bytes());
+    bytes[..8].copy_from_slice(&piece.iova.0.to_le_bytes());
     bytes[8..12].copy_from_slice(&piece.len.to_le_bytes());
     bytes[12..14].copy_from_slice(&flags.to_le_bytes());
     bytes[14..].copy_from_slice(&next.unwrap_or(0).to_le_bytes());

@@ -12,6 +12,7 @@ use super::super::{Piece, RingFormat, Violation};
 use super::AVAIL_F_NO_INTERRUPT;
 use crate::Error;
 use crate::device::VringAddresses;
+use crate::iova::DeviceAddress;
 use crate::memory::DeviceMemory;
 
 /// The event field and flags by which one side suppresses notifications of the other.
@@ -205,7 +206,7 @@ impl GuestRing {
         Ok(())
     }
 
-    fn avail_slot(&self, position: u16) -> u64 {
+    fn avail_slot(&self, position: u16) -> DeviceAddress {
         self.addresses.driver + 4 + 2 * u64::from(position % self.size)
     }
 }

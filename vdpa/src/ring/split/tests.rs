@@ -9,6 +9,7 @@ use super::super::guest::{DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE};
 use super::super::{Direction, DriverQueue, Piece, RingFeatures, SplitLayout, Used, Violation};
 use super::*;
 use crate::device::VringBase;
+use crate::iova::DeviceAddress;
 use crate::memory::SharedBuffer;
 
 const BASE: u64 = 0x7000_0000;
@@ -106,7 +107,7 @@ fn with(size: u16, features: RingFeatures) -> (DriverQueue, Model) {
 
 fn reads(iova: u64, len: u32) -> Piece {
     Piece {
-        iova,
+        iova: DeviceAddress(iova),
         len,
         direction: Direction::DeviceReads,
     }
@@ -114,7 +115,7 @@ fn reads(iova: u64, len: u32) -> Piece {
 
 fn writes(iova: u64, len: u32) -> Piece {
     Piece {
-        iova,
+        iova: DeviceAddress(iova),
         len,
         direction: Direction::DeviceWrites,
     }

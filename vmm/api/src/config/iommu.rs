@@ -1,14 +1,16 @@
 //! The IOMMU that a guest's driver controls.
 
+use std::fmt;
 use std::str::FromStr;
 
+use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{KeyValueError, from_key_value};
 
-/// A virtio-iommu for the guest, in front of the vDPA devices with `iommu`. A VM with such a device
-/// has one anyway; a device can be plugged in behind it only if it was there at the start.
+/// A virtio-iommu for the guest, in front of vDPA devices and disks with `iommu`. A VM with such a
+/// device has one anyway; a device can be plugged in behind it only if it was there at the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IommuConfig {
@@ -20,6 +22,9 @@ pub struct IommuConfig {
     #[serde(default)]
     #[schema(value_type = u32, minimum = 1, maximum = 65_536, default = 65_536)]
     pub mappings: MappingCount,
+    /// Whether the random number generator is behind it, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rng: bool,
 }
 
 impl Default for IommuConfig {
@@ -27,12 +32,38 @@ impl Default for IommuConfig {
         Self {
             boot_bypass: on(),
             mappings: MappingCount::default(),
+            rng: false,
         }
     }
 }
 
 fn on() -> bool {
     true
+}
+
+/// Reads a table or null. The derived function also accepts a list: all fields have defaults.
+pub(super) fn table_or_null<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<IommuConfig>, D::Error> {
+    struct TableOrNull;
+
+    impl<'de> Visitor<'de> for TableOrNull {
+        type Value = Option<IommuConfig>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a table with boot_bypass and mappings")
+        }
+
+        fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            IommuConfig::deserialize(de::value::MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+
+    deserializer.deserialize_any(TableOrNull)
 }
 
 impl FromStr for IommuConfig {
@@ -101,6 +132,7 @@ mod tests {
                 r#"{"boot_bypass": false, "mappings": 1}"#,
             ),
             ("mappings=65536", r#"{"boot_bypass": true}"#),
+            ("rng=on", r#"{"rng": true}"#),
         ] {
             let config: IommuConfig = text.parse().unwrap();
             assert_eq!(serde_json::from_str::<IommuConfig>(json).unwrap(), config);
@@ -149,6 +181,9 @@ mod tests {
         let behind = r#""vdpa": [{"path": "/a"}, {"path": "/b", "iommu": true}]"#;
         assert_eq!(vm(behind).iommu_needed(), Some(IommuConfig::default()));
         assert_eq!(vm(r#""vdpa": [{"path": "/a"}]"#).iommu_needed(), None);
+        let disk = r#""disks": [{"path": "/a"}, {"path": "/b", "iommu": true}]"#;
+        assert_eq!(vm(disk).iommu_needed(), Some(IommuConfig::default()));
+        assert_eq!(vm(r#""disks": [{"path": "/a"}]"#).iommu_needed(), None);
         let given = vm(&format!(r#"{behind}, "iommu": {{"boot_bypass": false}}"#));
         assert!(!given.iommu_needed().unwrap().boot_bypass);
         let alone = vm(r#""iommu": {}"#);
@@ -156,5 +191,7 @@ mod tests {
         // Not part of a configuration without it.
         let json = serde_json::to_value(vm(r#""vdpa": [{"path": "/a"}]"#)).unwrap();
         assert!(json.get("iommu").is_none() && json["vdpa"][0].get("iommu").is_none());
+        let json = serde_json::to_value(vm(r#""disks": [{"path": "/a"}], "iommu": {}"#)).unwrap();
+        assert!(json["disks"][0].get("iommu").is_none() && json["iommu"].get("rng").is_none());
     }
 }

@@ -18,6 +18,9 @@ pub struct DiskChange {
     pub path: Option<PathBuf>,
     /// Whether writes are rejected.
     pub readonly: Option<bool>,
+    /// Whether the guest's IOMMU decides which memory the disk reaches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iommu: Option<bool>,
 }
 
 /// A disk in a list.
@@ -31,6 +34,10 @@ pub struct DiskSummary {
     pub path: String,
     /// Whether writes are rejected.
     pub readonly: bool,
+    /// Whether the guest's IOMMU decides which memory the disk reaches.
+    #[serde(default)]
+    #[schema(required)]
+    pub iommu: bool,
     /// Whether a stuck queue is kicked and its driver interrupted.
     #[serde(default, alias = "rescue")]
     #[schema(required)]
@@ -61,6 +68,7 @@ impl DiskSummary {
             state: PlugPhase::Configured,
             path: config.path.to_string_lossy().into_owned(),
             readonly: config.readonly,
+            iommu: config.iommu,
             stall_kick: config.stall_kick,
             address: None,
             bps: config.bps,

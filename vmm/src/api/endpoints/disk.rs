@@ -133,6 +133,7 @@ pub(super) async fn change(
             disk.path = path;
         }
         disk.readonly = change.readonly.unwrap_or(disk.readonly);
+        disk.iommu = change.iommu.unwrap_or(disk.iommu);
         Ok(())
     })
 }

@@ -46,7 +46,7 @@ impl RefusalWatch {
                 tracing::warn!(
                     refused,
                     detail,
-                    "the guest's IOMMU refuses requests, which Linux ignores: a NIC may be silent"
+                    "the guest's IOMMU refuses requests, which Linux ignores: a device may fail"
                 );
                 let alarm = AlarmInfo {
                     device: IOMMU.to_owned(),

@@ -259,13 +259,15 @@ impl SourceMachine for OutgoingMigration<'_> {
         Ok(())
     }
 
-    fn digest_memory(&mut self) -> Result<bool, MachineError> {
+    fn verifies_memory(&self) -> bool {
+        self.verify
+    }
+
+    fn digest_memory(&mut self) -> Result<(), MachineError> {
         // Computed from all of memory, and now: a digest that used the dirty log would hide the
         // pages that the log missed.
-        if self.verify {
-            self.digest = Some(MemoryDigest::of(&self.offer.ram)?);
-        }
-        Ok(self.verify)
+        self.digest = Some(MemoryDigest::of(&self.offer.ram)?);
+        Ok(())
     }
 
     fn save(&mut self, to: &mut dyn Write) -> Result<(), MachineError> {

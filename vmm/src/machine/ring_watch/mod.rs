@@ -30,8 +30,9 @@ use std::time::{Duration, Instant};
 
 use bellhop_api::machine::{AlarmKind, WatchInfo, WatchPhase};
 use devices::virtio::pci::{RunningRing, VirtioPciDevice};
+use vdpa::iova::DeviceAddress;
 use vdpa::memory::DeviceMemory;
-use vm_memory::{Address as _, Bytes as _, GuestAddress};
+use vm_memory::{Bytes as _, GuestAddress};
 
 use self::queue::{Event, QueueWatch};
 use crate::event_loop::Timer;
@@ -167,8 +168,8 @@ fn may_be_lost_notification(event: Event) -> bool {
 /// Returns the avail and the used index (virtio 1.3, 2.7.6 and 2.7.8). `None`: the ring is outside
 /// guest memory, or not mapped behind an IOMMU.
 fn indices(ring: &RunningRing, memory: &DeviceMemory) -> Option<(u16, u16)> {
-    let load = |area: u64| {
-        let address = GuestAddress(area).checked_add(2)?;
+    let load = |area: DeviceAddress| {
+        let address = GuestAddress(area.checked_add(2)?.0);
         let index: u16 = memory.load(address, Ordering::Acquire).ok()?;
         Some(u16::from_le(index))
     };

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use devices::virtio::backend::{QueueAddresses, QueueRole};
 use vdpa::iotlb::Access;
-use vdpa::iova::{IovaRange, PAGE_SIZE};
+use vdpa::iova::{DeviceAddress, IovaRange, PAGE_SIZE};
 use vdpa::memory::{AddressSpace, Mode, Piece};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -25,9 +25,9 @@ fn ring(driver: u64, device: u64) -> RunningRing {
         index: 0,
         addresses: QueueAddresses {
             size: 16,
-            descriptor: 0,
-            driver,
-            device,
+            descriptor: DeviceAddress(0),
+            driver: DeviceAddress(driver),
+            device: DeviceAddress(device),
         },
         packed: false,
         role: QueueRole::Request,

@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::migration::channel::{Channel, Connection};
 use crate::migration::error::{MigrationError, Phase};
+use crate::migration::progress::Progress;
 use crate::migration::protocol::Message;
 use crate::migration::ram::{Round, send_round};
 use crate::sandbox::seccomp;
@@ -60,10 +61,48 @@ fn send_part<C: Connection>(
     let arrival = AtFence(fence);
     send_round(round, channel)?;
     drop(arrival);
-    // After the last ROUND_END only the state may follow.
-    while round.phase == Phase::Copy && !fence.all_within(channel.frame_patience() / 4) {
-        let sent = channel.send(round.phase, &Message::Alive)?;
-        round.progress.sent(sent, 0, 0);
+    // The guest waits during the last round.
+    if round.phase == Phase::Copy {
+        send_alive(round.phase, channel, round.progress, fence)?;
+    }
+    Ok(())
+}
+
+/// Runs `work` and sends ALIVE until it ends. Returns its result, or the connection's error.
+pub(super) fn alive_during<C: Connection, T>(
+    phase: Phase,
+    channel: &mut Channel<C>,
+    progress: &Progress,
+    work: impl FnOnce() -> T,
+) -> Result<T, MigrationError> {
+    let fence = Fence::new(1);
+    let mut sent = Ok(());
+    let worked = thread::scope(|scope| {
+        let end = AtFence(&fence);
+        thread::Builder::new()
+            .name("migrate-alive".into())
+            .spawn_scoped(scope, || {
+                seccomp::enter(seccomp::Thread::Migrate);
+                sent = send_alive(phase, channel, progress, &fence);
+            })
+            .map_err(MigrationError::no_thread)?;
+        let worked = work();
+        drop(end);
+        Ok(worked)
+    });
+    sent.and(worked)
+}
+
+/// Sends ALIVE until all have arrived at the fence.
+fn send_alive<C: Connection>(
+    phase: Phase,
+    channel: &mut Channel<C>,
+    progress: &Progress,
+    fence: &Fence,
+) -> Result<(), MigrationError> {
+    while !fence.all_within(channel.frame_patience() / 4) {
+        let sent = channel.send(phase, &Message::Alive)?;
+        progress.sent(sent, 0, 0);
     }
     Ok(())
 }

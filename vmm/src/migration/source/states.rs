@@ -15,7 +15,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use super::rounds::send_everywhere;
+use super::rounds::{alive_during, send_everywhere};
 use crate::migration::channel::{Channel, Connection, Standstill, Wait};
 use crate::migration::dirty::DirtyPages;
 use crate::migration::error::{MachineError, MigrationError, Phase};
@@ -232,6 +232,20 @@ impl<C: Connection> Copying<C> {
             progress,
         };
         send_everywhere(&round, &mut self.control, &mut self.others)
+    }
+
+    /// Runs `work` on the stopped machine and sends ALIVE until it ends. The work may take any
+    /// time: the caller calls [`Copying::stand_still`] again after it.
+    ///
+    /// # Errors
+    /// [`MigrationError`]; end it with [`Copying::give_up`].
+    pub(super) fn alive_during<T>(
+        &mut self,
+        progress: &Progress,
+        work: impl FnOnce() -> T,
+    ) -> Result<T, MigrationError> {
+        self.control.end_at(None);
+        alive_during(Phase::Stop, &mut self.control, progress, work)
     }
 
     /// Sends the state that `save` writes, at most `max` bytes. The last round must have been sent.

@@ -296,6 +296,29 @@ fn the_time_in_which_the_source_reads_its_memory_is_not_the_destinations() {
     assert!(matches!(outcome, Outcome::Destination), "{outcome:?}");
 }
 
+/// The source reads all of its memory for longer than the destination waits for one frame.
+#[test]
+fn the_destination_waits_while_the_source_reads_its_memory() {
+    let frame = Duration::from_millis(600);
+    let (mut source, mut destination) = (Guest::running(), Guest::new());
+    source.digest_takes = 3 * frame;
+    let mut options = super::send_options(2);
+    options.timeouts.frame = frame;
+    let mut receive_options = super::receive_options();
+    receive_options.timeouts.frame = frame;
+    let monitor = Monitor::default();
+    let (left, arrived) = super::migrate(
+        &mut source,
+        &mut destination,
+        &options,
+        &receive_options,
+        &monitor,
+        |stream| stream,
+    );
+    assert!(matches!(left, Outcome::Destination), "{left:?}");
+    super::check_one_owner(&source, &destination, &left, &arrived);
+}
+
 /// Each of many frames passes at once; all of them together take too long.
 #[test]
 fn no_frame_is_begun_once_the_guest_has_stood_still_for_long_enough() {

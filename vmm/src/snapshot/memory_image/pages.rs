@@ -11,6 +11,7 @@ use rustix::io::Errno;
 /// Bytes that are skipped or copied together: a page of the processor and of nearly all file
 /// systems.
 const PAGE: usize = 4096;
+static ZEROS: [u8; PAGE] = [0; PAGE];
 
 /// The first offset from `from` on where the file has data, or `end`. File systems without holes,
 /// and huge pages, report everything as data.
@@ -34,10 +35,8 @@ pub(super) fn read_block(file: &File, start: u64, data: u64, buffer: &mut [u8]) 
 
 /// Whether all bytes are 0.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    // Pieces without an early exit compile to vector instructions.
-    bytes
-        .chunks(256)
-        .all(|piece| piece.iter().fold(0, |all, byte| all | byte) == 0)
+    // A comparison of slices is fast in a build without optimization, too.
+    bytes.chunks(PAGE).all(|piece| ZEROS.starts_with(piece))
 }
 
 /// The runs of pages that are not all zeros.

@@ -294,7 +294,7 @@ fn a_backup_is_created_like_the_nics_own_device() {
 }
 
 #[test]
-fn a_nic_behind_the_iommu_brings_one_that_its_process_keeps() {
+fn a_device_behind_the_iommu_brings_one_that_its_process_keeps() {
     let iommu = |nic: Value, iommu: Value| {
         let value = json!({ "kernel": "/k", "nics": [nic], "iommu": iommu });
         spec(value).unwrap().fixed().iommu
@@ -309,5 +309,9 @@ fn a_nic_behind_the_iommu_brings_one_that_its_process_keeps() {
     for nic in [plain, behind] {
         let own = iommu(nic, json!({ "boot_bypass": false })).unwrap();
         assert!(!own.boot_bypass);
+    }
+    for (behind, needs) in [(false, None), (true, Some(IommuConfig::default()))] {
+        let value = json!({ "kernel": "/k", "disks": [{ "path": "/d", "iommu": behind }] });
+        assert_eq!(spec(value).unwrap().fixed().iommu, needs);
     }
 }

@@ -24,6 +24,7 @@ OPTIONS are those of `bellhop vm create --disk`:
   id=NAME        its name, up to 20 characters, which the guest sees as its serial number
                  (default: the first free one of disk0, disk1, …)
   readonly=on    the guest cannot write
+  iommu=on       the guest's IOMMU decides which memory the disk reaches
   stall_kick=on      if a queue hangs, kick it and interrupt the guest's driver once
   bps=SIZE       the most bytes that the guest may read and write in a second, such as 100M
   iops=N         the most requests in a second

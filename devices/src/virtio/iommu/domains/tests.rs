@@ -199,6 +199,23 @@ fn bypass_moves_endpoints_without_a_domain_and_outlives_a_reset() {
 }
 
 #[test]
+fn a_detach_of_a_device_with_requests_in_flight_is_an_error() {
+    let (mut domains, recorders) = with_recorders(false);
+    assert_eq!(domains.serve(&[attach(1, 0), attach(1, 1)]), [OK, OK]);
+    recorders[0].lock().busy = true;
+    let detach = |endpoint| Request::Detach {
+        domain: 1,
+        endpoint,
+    };
+    let statuses = domains.serve(&[detach(0), detach(1)]);
+    assert_eq!(statuses, [Status::DeviceError, OK]);
+    // It is not in the domain any more.
+    assert_eq!(domains.serve(&[detach(0)]), [Status::NoEntry]);
+    assert_eq!(domains.refused(), 1);
+    assert_eq!(domains.last_refusal().unwrap().cause, "busy");
+}
+
+#[test]
 fn devices_are_refused_that_cannot_do_what_the_guest_may_ask() {
     let (mut domains, _) = with_recorders(true);
     assert!(domains.add(1, Recorder::new()).is_err());

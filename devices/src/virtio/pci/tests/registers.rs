@@ -7,6 +7,7 @@ use crate::Error;
 use crate::testing::{FakeDoorbells, FakeVectors};
 use crate::virtio::backend::{Activation, Backend, Event, Outcome, QueueChange, SavedState};
 use crate::virtio::pci::VirtioPciDevice;
+use vdpa::iova::DeviceAddress;
 
 #[test]
 fn a_guest_finds_everything() {
@@ -162,9 +163,9 @@ fn queue_size_after_activation_has_no_effect() {
     assert_eq!(activation.queues.len(), 1);
     let addresses = activation.queues[0].addresses;
     assert_eq!(addresses.size, 128);
-    assert_eq!(addresses.descriptor, 0x2000_0000_1000);
-    assert_eq!(addresses.driver, 0x4000_0000_3000);
-    assert_eq!(addresses.device, 0x6000_0000_5000);
+    assert_eq!(addresses.descriptor, DeviceAddress(0x2000_0000_1000));
+    assert_eq!(addresses.driver, DeviceAddress(0x4000_0000_3000));
+    assert_eq!(addresses.device, DeviceAddress(0x6000_0000_5000));
 }
 
 #[test]

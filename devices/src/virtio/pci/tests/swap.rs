@@ -61,7 +61,7 @@ fn a_swap_waits_for_a_change_of_the_domains() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(!swap.is_finished() && new.lock().space.is_none());
         // As a change of the domains does. The new device gets the result.
-        device.leave();
+        device.leave().unwrap();
         drop(changing);
         assert!(swap.join().unwrap());
     });
@@ -83,7 +83,7 @@ fn a_device_behind_the_iommu_begins_in_the_space_of_the_old_one() {
     assert_eq!(new.lock().mode, Mode::Identity);
     assert!(Arc::ptr_eq(new.lock().space.as_ref().unwrap(), &space));
     // Its changes reach the new device from here on.
-    device.leave();
+    device.leave().unwrap();
     assert_eq!(
         (new.lock().mode, old.lock().mode),
         (Mode::Blocked, Mode::Identity)

@@ -32,10 +32,10 @@ fn offer(driver: &Driver, number: u16, id: u16, flags: u16) {
         USED
     };
     let at = driver.addresses.descriptor + 16 * u64::from(number % SIZE);
-    driver.write(at, BUFFERS + 0x100 * u64::from(number));
-    driver.write(at + 8, 8u32);
-    driver.write(at + 12, id);
-    driver.write(at + 14, flags | lap);
+    driver.write(at.0, BUFFERS + 0x100 * u64::from(number));
+    driver.write((at + 8).0, 8u32);
+    driver.write((at + 12).0, id);
+    driver.write((at + 14).0, flags | lap);
 }
 
 #[test]
@@ -56,7 +56,10 @@ fn returns_chains_and_accepts_them_again_over_laps() {
         assert!(driver.interrupted());
         let at = driver.addresses.descriptor + 16 * u64::from(number % SIZE);
         assert_eq!(
-            (driver.read::<u32>(at + 8), driver.read::<u16>(at + 12)),
+            (
+                driver.read::<u32>((at + 8).0),
+                driver.read::<u16>((at + 12).0)
+            ),
             (5, 3)
         );
         let lap = if (number / SIZE).is_multiple_of(2) {
@@ -64,10 +67,10 @@ fn returns_chains_and_accepts_them_again_over_laps() {
         } else {
             0
         };
-        assert_eq!(driver.read::<u16>(at + 14), lap | WRITE);
+        assert_eq!(driver.read::<u16>((at + 14).0), lap | WRITE);
     }
     // The driver sets RING_EVENT_FLAGS_DISABLE.
-    driver.write(driver.addresses.driver + 2, 1u16);
+    driver.write((driver.addresses.driver + 2).0, 1u16);
     offer(&driver, 5 * SIZE, 3, 0);
     queue.pop().unwrap().unwrap();
     queue.push_used(3, 0).unwrap();

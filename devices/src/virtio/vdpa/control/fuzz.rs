@@ -55,7 +55,7 @@ impl Peer {
         let (memory, addresses) = (queue.memory(), queue.vring_config().addresses);
         let at = |iova: u64| iova - queue.range().first();
         let load = |offset| memory.load_u16(offset, Ordering::Acquire).unwrap();
-        let (driver, device) = (at(addresses.driver), at(addresses.device));
+        let (driver, device) = (at(addresses.driver.0), at(addresses.device.0));
         if load(driver + 2) == self.used {
             return;
         }
@@ -65,7 +65,7 @@ impl Peer {
         let mut descriptor = [0; 16];
         let mut index = head;
         loop {
-            let offset = at(addresses.descriptor) + 16 * u64::from(index);
+            let offset = at(addresses.descriptor.0) + 16 * u64::from(index);
             memory.read(offset, &mut descriptor).unwrap();
             if descriptor[12] & 1 == 0 {
                 break;
@@ -85,7 +85,7 @@ impl Peer {
 
     fn scribble(queue: &ControlQueue, at: u16, bytes: &[u8]) {
         let first = queue.range().first();
-        let ring = queue.vring_config().addresses.device - first;
+        let ring = queue.vring_config().addresses.device.0 - first;
         let ack_page = queue.range().last() - first - 4095;
         let base = if at & 1 == 0 { ring } else { ack_page };
         let bytes = bytes.get(..bytes.len().min(256)).unwrap_or_default();
@@ -159,7 +159,7 @@ fn begin(control: &mut Control, limits: Limits, memory: &SharedMemory) -> (Drive
     control.limits = Some(limits);
     let driver = Driver::new(memory, SIZE);
     for ring in [driver.addresses.driver, driver.addresses.device] {
-        driver.write(ring + 2, 0u16);
+        driver.write((ring + 2).0, 0u16);
     }
     let queue = driver.queue();
     let served = control.serve_guest(queue, None, SIZE, features, &memory.clone().into());

@@ -11,9 +11,9 @@ const DEVICE: u64 = 0x2000;
 
 const RING: QueueAddresses = QueueAddresses {
     size: SIZE,
-    descriptor: 0,
-    driver: DRIVER,
-    device: DEVICE,
+    descriptor: DeviceAddress(0),
+    driver: DeviceAddress(DRIVER),
+    device: DeviceAddress(DEVICE),
 };
 
 fn ring(memory: &DeviceMemory) -> Ring<'_> {
@@ -167,7 +167,12 @@ proptest! {
         }
         let base = if packed { VringBase::initial(true) } else { at(position) };
         for (driver, device) in [(driver, device), (DRIVER, DEVICE)] {
-            let addresses = QueueAddresses { size: 1 << exponent, descriptor: 0, driver, device };
+            let addresses = QueueAddresses {
+                size: 1 << exponent,
+                descriptor: DeviceAddress(0),
+                driver: DeviceAddress(driver),
+                device: DeviceAddress(device),
+            };
             let hostile = Ring { memory: &memory, index: 5, addresses };
             let _ = hostile.resume_base(base, false);
             let _ = hostile.after_another(base, false);
@@ -218,7 +223,7 @@ fn a_packed_ring_is_recovered_as_far_as_its_flags_show() {
     };
     let back = || {
         let addresses = QueueAddresses {
-            descriptor: 0x4000,
+            descriptor: DeviceAddress(0x4000),
             ..RING
         };
         let ring = Ring {

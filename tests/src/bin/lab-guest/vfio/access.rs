@@ -41,6 +41,14 @@ impl Access {
         matches!(self, Self::Vfio(_))
     }
 
+    /// The function's group, whose mappings a test changes.
+    pub(super) fn group(&self) -> Result<&Group> {
+        match self {
+            Self::Vfio(group) => Ok(group),
+            Self::Physical(_) => Err(Error::Usage("no IOMMU translates for this NIC".into())),
+        }
+    }
+
     /// The file with the function's configuration space, and its offset there.
     pub(super) fn config(&self) -> Result<(File, u64)> {
         match self {

@@ -5,15 +5,13 @@
 
 use super::access::Access;
 use crate::network::Address;
-use crate::notify::{self, Part};
+use crate::notify::{self, PAGE, Part};
 use lab::error::{Error, Result, report};
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use vdpa::ring::DriverQueue;
 use vm_memory::{AtomicAccess, Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
-
-const PAGE: u64 = 4096;
 
 /// Command register: memory space and bus master.
 const COMMAND: u64 = 4;
@@ -38,9 +36,13 @@ const DRIVER: u8 = 0b11;
 const FEATURES_OK: u8 = 8 | DRIVER;
 const DRIVER_OK: u8 = 4 | FEATURES_OK;
 
-/// MAC and VERSION_1; and ACCESS_PLATFORM, which a device without an IOMMU need not offer.
+/// MAC and VERSION_1.
 const FEATURES: u64 = 1 << 5 | 1 << 32;
-const OPTIONAL: u64 = 1 << 33;
+
+/// CTRL_VQ, CTRL_MAC_ADDR and ACCESS_PLATFORM, if offered. The VMM sets the address by the first two
+/// when the guest moves to a device with another one. This driver has no control queue.
+const OPTIONAL: u64 = 1 << 17 | 1 << 23 | ACCESS_PLATFORM;
+pub(super) const ACCESS_PLATFORM: u64 = 1 << 33;
 
 /// How long a reset may take.
 const RESET_LIMIT: Duration = Duration::from_secs(10);
@@ -147,24 +149,7 @@ impl Function {
 
     /// Resets the device and negotiates [`FEATURES`]; returns its address.
     pub(super) fn negotiate(&self) -> Result<Address> {
-        self.reset()?;
-        self.set_status(DRIVER)?;
-        for half in [0_u32, 1] {
-            // Lossless: each half has 32 bits.
-            let half_of = |bits: u64| u32::try_from(bits >> (32 * half) & 0xffff_ffff);
-            let wanted = half_of(FEATURES).unwrap_or_default();
-            self.common.store(half.to_le(), DEVICE_FEATURE_SELECT)?;
-            let offered = u32::from_le(self.common.load(DEVICE_FEATURE)?);
-            if wanted & !offered != 0 {
-                let why = format!("it offers {offered:#x}, without {wanted:#x} (half {half})");
-                return Err(Error::invalid("the device", why));
-            }
-            let accepted = wanted | offered & half_of(OPTIONAL).unwrap_or_default();
-            self.common.store(half.to_le(), DRIVER_FEATURE_SELECT)?;
-            self.common.store(accepted.to_le(), DRIVER_FEATURE)?;
-        }
-        self.set_status(FEATURES_OK)?;
-        if self.status()? != FEATURES_OK {
+        if !self.accepts(FEATURES | OPTIONAL)? {
             return Err(Error::invalid("the device", "it refuses the features"));
         }
         let mut address = Address::default();
@@ -172,6 +157,33 @@ impl Function {
             *byte = self.device.load(at)?;
         }
         Ok(address)
+    }
+
+    /// Resets the device and negotiates without one feature. Returns true if it accepts.
+    pub(super) fn accepts_without(&self, feature: u64) -> Result<bool> {
+        self.accepts((FEATURES | OPTIONAL) & !feature)
+    }
+
+    /// Negotiates these features, or as many of [`OPTIONAL`] as the device offers.
+    fn accepts(&self, features: u64) -> Result<bool> {
+        self.reset()?;
+        self.set_status(DRIVER)?;
+        for half in [0_u32, 1] {
+            // Lossless: each half has 32 bits.
+            let half_of =
+                |bits: u64| u32::try_from(bits >> (32 * half) & 0xffff_ffff).unwrap_or_default();
+            self.common.store(half.to_le(), DEVICE_FEATURE_SELECT)?;
+            let offered = u32::from_le(self.common.load(DEVICE_FEATURE)?);
+            let wanted = half_of(features) & (offered | !half_of(OPTIONAL));
+            if wanted & !offered != 0 {
+                let why = format!("it offers {offered:#x}, without {wanted:#x} (half {half})");
+                return Err(Error::invalid("the device", why));
+            }
+            self.common.store(half.to_le(), DRIVER_FEATURE_SELECT)?;
+            self.common.store(wanted.to_le(), DRIVER_FEATURE)?;
+        }
+        self.set_status(FEATURES_OK)?;
+        Ok(self.status()? == FEATURES_OK)
     }
 
     /// Most entries of a queue.
@@ -191,7 +203,7 @@ impl Function {
             (QUEUE_DRIVER, areas.driver),
             (QUEUE_DEVICE, areas.device),
         ] {
-            for (at, half) in address.to_le_bytes().as_chunks().0.iter().enumerate() {
+            for (at, half) in address.0.to_le_bytes().as_chunks().0.iter().enumerate() {
                 common.store(u32::from_ne_bytes(*half), register + 4 * at)?;
             }
         }

@@ -4,6 +4,7 @@
 //! Drivers in user space use the same way where VFIO cannot protect the machine. The function can
 //! write anywhere, so only a lab guest may do this.
 
+use crate::notify::PAGE;
 use lab::error::{Error, Result};
 use lab::files;
 use rustix::mm::mlock;
@@ -16,8 +17,6 @@ const PAGEMAP: &str = "/proc/self/pagemap";
 /// Bits of an entry of [`PAGEMAP`]: the page's number, and whether there is a page.
 const FRAME: u64 = (1 << 55) - 1;
 const PRESENT: u64 = 1 << 63;
-
-const PAGE: u64 = 4096;
 
 /// With 0, the kernel moves no locked page.
 const COMPACTION: &str = "/proc/sys/vm/compact_unevictable_allowed";

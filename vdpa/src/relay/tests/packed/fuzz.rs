@@ -2,6 +2,7 @@
 
 use super::super::fuzz::{GuestOnly, Step, check_change, has, how};
 use super::model::{RingSim, SIZE, Shapes, TABLES, WINDOW};
+use crate::iova::DeviceAddress;
 use crate::relay::{Strategy as How, Svq};
 use crate::ring::PackedLayout;
 
@@ -88,9 +89,9 @@ pub(super) fn scribble(sim: &RingSim, private: bool, at: u64, bytes: &[u8]) {
         let area = match at % 6 {
             0 => ring.driver,
             1 => ring.device,
-            2 => TABLES,
+            2 => DeviceAddress(TABLES),
             _ => ring.descriptor,
         };
-        sim.space.write(area + (at / 6) % 140, bytes);
+        sim.space.write(area.0 + (at / 6) % 140, bytes);
     }
 }

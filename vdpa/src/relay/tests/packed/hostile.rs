@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::fuzz::scribble;
 use super::model::{RingSim, SIZE, Shapes, TABLES, WINDOW};
 use crate::device::VringBase;
+use crate::iova::DeviceAddress;
 use crate::memory::GuestMemory;
 use crate::relay::{Dirty, FullShadow, Strategy as How, Svq};
 use crate::ring::{Direction, GuestRing, Piece, Violation};
@@ -59,7 +60,7 @@ fn a_guest_names_each_chain_once() {
     let mut sim = four();
     // The fifth entry, in the first lap, with the id of the first chain.
     let at = sim.guest.ring.addresses().descriptor + 16 * 4;
-    sim.space.descriptor(at, 0x2_0000, 64, 0, 2 | 1 << 7);
+    sim.space.descriptor(at.0, 0x2_0000, 64, 0, 2 | 1 << 7);
     let error = sim.try_pass().unwrap_err();
     assert_eq!(error.violation(), Some(Violation::DuplicateId { id: 0 }));
     assert_eq!(error.to_string(), "the guest broke the ring");
@@ -70,9 +71,9 @@ fn a_guest_names_each_chain_once() {
 fn a_guest_cannot_name_private_memory() {
     let mut sim = four();
     let at = sim.guest.ring.addresses().descriptor + 16 * 4;
-    sim.space.descriptor(at, WINDOW, 64, 7, 2 | 1 << 7);
+    sim.space.descriptor(at.0, WINDOW, 64, 7, 2 | 1 << 7);
     let outside = Violation::Outside {
-        address: WINDOW,
+        address: DeviceAddress(WINDOW),
         len: 64,
     };
     assert_eq!(violation(&mut sim), outside);
@@ -83,7 +84,7 @@ fn a_table_longer_than_the_private_ring_is_refused() {
     let mut sim = RingSim::new(false, Shapes::Single, SIZE);
     let pieces: Vec<Piece> = (0..=u64::from(SIZE))
         .map(|piece| Piece {
-            iova: 0x2_0000 + 16 * piece,
+            iova: DeviceAddress(0x2_0000 + 16 * piece),
             len: 4,
             direction: Direction::DeviceWrites,
         })
@@ -145,7 +146,7 @@ impl Before {
 }
 
 impl Dirty for Before {
-    fn mark(&self, _: u64, len: u32) {
+    fn mark(&self, _: DeviceAddress, len: u32) {
         assert!(!self.visible());
         self.marked.set(self.marked.get() + len);
     }
@@ -156,7 +157,7 @@ fn pages_are_marked_before_the_guest_can_see_the_descriptor() {
     let mut sim = four();
     let before = Before {
         memory: Arc::clone(&sim.space.guest),
-        flags: sim.guest.ring.addresses().descriptor + 14,
+        flags: sim.guest.ring.addresses().descriptor.0 + 14,
         marked: Cell::new(0),
     };
     // An indirect chain, of two pieces.
@@ -211,7 +212,7 @@ proptest! {
         bytes in prop::collection::vec(prop_oneof![Just(0u8), Just(0x80), any::<u8>()], 16 * 8),
     ) {
         let sim = RingSim::new(false, Shapes::Single, SIZE);
-        sim.space.write(sim.guest.ring.addresses().descriptor, &bytes);
+        sim.space.write(sim.guest.ring.addresses().descriptor.0, &bytes);
         let GuestRing::Packed(ring) = sim.ring() else {
             panic!("split");
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::super::super::{FullShadow, Pass, Strategy, Svq};
 use super::super::model::{Log, Space};
 use crate::device::{VringAddresses, VringBase};
+use crate::iova::DeviceAddress;
 use crate::memory::SharedBuffer;
 use crate::ring::packed::GuestRing;
 use crate::ring::{self, Direction, DriverQueue, PackedLayout, Piece, RingFeatures, Used};
@@ -60,7 +61,7 @@ impl Guest {
         let Some(&slot) = self.free.front() else {
             return false;
         };
-        let at = BUFFERS + BUFFER * u64::from(slot);
+        let at = DeviceAddress(BUFFERS + BUFFER * u64::from(slot));
         let piece = |offset, len| Piece {
             iova: at + offset,
             len,
@@ -127,7 +128,7 @@ impl Device {
     }
 
     fn entry(&self, index: u16) -> u64 {
-        self.ring.descriptor + 16 * u64::from(index)
+        self.ring.descriptor.0 + 16 * u64::from(index)
     }
 
     fn is_available(&self) -> bool {
@@ -154,17 +155,17 @@ impl Device {
                 let (index, wrap) = self.avail;
                 if self.event_idx {
                     let off_wrap = index | u16::from(wrap) << 15;
-                    self.space.set_u16(self.ring.device, off_wrap);
-                    self.space.set_u16(self.ring.device + 2, 2);
+                    self.space.set_u16(self.ring.device.0, off_wrap);
+                    self.space.set_u16(self.ring.device.0 + 2, 2);
                 } else {
-                    self.space.set_u16(self.ring.device + 2, 0);
+                    self.space.set_u16(self.ring.device.0 + 2, 0);
                 }
                 if !self.is_available() {
                     self.kicked = false;
                     return;
                 }
             }
-            self.space.set_u16(self.ring.device + 2, 1);
+            self.space.set_u16(self.ring.device.0 + 2, 1);
             let (mut descriptors, mut pieces) = (0, Vec::new());
             loop {
                 let (address, len, id, flags) = self.descriptor(self.entry(self.avail.0));
@@ -205,13 +206,13 @@ impl Device {
         let room: u32 = chain.pieces.iter().map(|(_, len)| len).sum();
         self.put(chain.id, room);
         let mut passed = false;
-        let event = self.space.u16(self.ring.driver);
+        let event = self.space.u16(self.ring.driver.0);
         for _ in 0..chain.descriptors {
             let (index, wrap) = self.used;
             passed |= event == index | u16::from(wrap) << 15;
             self.used = self.step(self.used);
         }
-        match self.space.u16(self.ring.driver + 2) {
+        match self.space.u16(self.ring.driver.0 + 2) {
             0 => true,
             2 => {
                 assert!(self.event_idx);
@@ -476,14 +477,14 @@ impl RingSim {
             assert_eq!(written, 64);
             let at = chain.pieces[0].iova;
             let mut payload = [0; 4];
-            self.space.read(at, &mut payload);
+            self.space.read(at.0, &mut payload);
             let expected = u32::from(chain.slot) ^ 0x5a5a_0000;
             assert_eq!(u32::from_le_bytes(payload), expected);
-            self.space.write(at, &[0; 4]);
+            self.space.write(at.0, &[0; 4]);
             if self.shown.pop_front().expect("an entry that was shown") {
                 let log = self.log.0.borrow();
                 for piece in &chain.pieces {
-                    let bytes = piece.iova..piece.iova + u64::from(piece.len);
+                    let bytes = piece.iova.0..piece.iova.0 + u64::from(piece.len);
                     assert!(bytes.into_iter().all(|byte| log.contains(&byte)));
                 }
             }

@@ -1,6 +1,7 @@
 //! Tests of the driver's side against a device that writes anything.
 
 use super::*;
+use crate::iova::DeviceAddress;
 
 /// A queue of 8 entries, and the memory that a device may write.
 fn queue(features: RingFeatures) -> (DriverQueue, Arc<SharedBuffer>, PackedLayout) {
@@ -25,9 +26,9 @@ fn use_at(buffer: &SharedBuffer, entry: u64, id: u16, written: u32) {
 fn addresses_are_those_of_the_layout() {
     let (queue, _, layout) = queue(features(false, false));
     let expected = VringAddresses {
-        descriptor: 0x7000_1000,
-        driver: 0x7000_0000,
-        device: 0x7000_1000 + 16 * 8,
+        descriptor: DeviceAddress(0x7000_1000),
+        driver: DeviceAddress(0x7000_0000),
+        device: DeviceAddress(0x7000_1000 + 16 * 8),
     };
     assert_eq!(queue.addresses(), expected);
     assert_eq!((queue.size(), layout.size()), (8, 8192));

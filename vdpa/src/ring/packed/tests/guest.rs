@@ -6,11 +6,12 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use super::*;
 use crate::Error;
 use crate::causes::in_one_line;
+use crate::iova::DeviceAddress;
 
 const RING: VringAddresses = VringAddresses {
-    descriptor: 0x1000,
-    driver: 0x4000,
-    device: 0x5000,
+    descriptor: DeviceAddress(0x1000),
+    driver: DeviceAddress(0x4000),
+    device: DeviceAddress(0x5000),
 };
 const SIZE: u16 = 8;
 /// Address of the tests' indirect tables.
@@ -40,7 +41,7 @@ fn put(ram: &GuestMemory, table: u64, index: u16, (address, len, id, flags): Raw
 /// Writes an entry, available in the first lap.
 fn available(ram: &GuestMemory, index: u16, (address, len, id, flags): Raw) {
     let raw = (address, len, id, flags | DESCRIPTOR_F_AVAIL);
-    put(ram, RING.descriptor, index, raw);
+    put(ram, RING.descriptor.0, index, raw);
 }
 
 fn fault(result: Result<Option<Chain>, Error>) -> Violation {
@@ -74,9 +75,9 @@ fn rings_must_lie_in_memory_apart_from_each_other() {
         let result = attempt(
             8,
             VringAddresses {
-                descriptor,
-                driver,
-                device,
+                descriptor: DeviceAddress(descriptor),
+                driver: DeviceAddress(driver),
+                device: DeviceAddress(device),
             },
         );
         assert_eq!(result.is_ok(), good, "{result:?}");
@@ -84,17 +85,17 @@ fn rings_must_lie_in_memory_apart_from_each_other() {
     }
     for (descriptor, driver, device) in [(8, 256, 512), (0, 258, 512), (0, 256, 514)] {
         let addresses = VringAddresses {
-            descriptor,
-            driver,
-            device,
+            descriptor: DeviceAddress(descriptor),
+            driver: DeviceAddress(driver),
+            device: DeviceAddress(device),
         };
         assert!(refusal(attempt(8, addresses)).contains("is not aligned to"));
     }
     for (descriptor, driver, device) in [(0, 124, 512), (0, 512, 0), (0, 512, 512)] {
         let addresses = VringAddresses {
-            descriptor,
-            driver,
-            device,
+            descriptor: DeviceAddress(descriptor),
+            driver: DeviceAddress(driver),
+            device: DeviceAddress(device),
         };
         assert!(refusal(attempt(8, addresses)).ends_with("overlap"));
     }
@@ -144,7 +145,7 @@ fn returned_chains_must_be_in_flight_and_in_negotiated_order() {
         if in_order {
             queue.push_used(2, 0).unwrap();
             let mut bytes = [0; 16];
-            let entry = GuestAddress(RING.descriptor);
+            let entry = GuestAddress(RING.descriptor.0);
             ram.read_slice(&mut bytes, entry).unwrap();
             assert_eq!(bytes[8..], [4, 0, 0, 0, 1, 0, 0x82, 0x80]);
         }
@@ -163,9 +164,9 @@ fn publishing_marks_the_ring_dirty() {
     };
     ram.iter().for_each(|region| (**region).bitmap().reset());
     queue.push_used(0, 4).unwrap();
-    assert!(dirty(RING.descriptor) && !dirty(RING.device));
+    assert!(dirty(RING.descriptor.0) && !dirty(RING.device.0));
     queue.set_notifications(true).unwrap();
-    assert!(dirty(RING.device) && !dirty(RING.driver));
+    assert!(dirty(RING.device.0) && !dirty(RING.driver.0));
 }
 
 /// Among others CVE-2021-3748 of another VMM: a descriptor outside RAM.
@@ -184,7 +185,7 @@ fn malformed_chains_are_refused() {
             &[(ram_end - 4, 8, 0, WRITE)],
             &[],
             Violation::Outside {
-                address: ram_end - 4,
+                address: DeviceAddress(ram_end - 4),
                 len: 8,
             },
         ),
@@ -193,7 +194,7 @@ fn malformed_chains_are_refused() {
             &[(u64::MAX - 3, 8, 0, 0)],
             &[],
             Violation::Outside {
-                address: u64::MAX - 3,
+                address: DeviceAddress(u64::MAX - 3),
                 len: 8,
             },
         ),
@@ -232,7 +233,7 @@ fn malformed_chains_are_refused() {
             &[(u64::MAX - 15, 16, 0, INDIRECT)],
             &[],
             Violation::Outside {
-                address: u64::MAX - 15,
+                address: DeviceAddress(u64::MAX - 15),
                 len: 16,
             },
         ),
@@ -278,7 +279,12 @@ fn ids_and_entries_in_flight_are_not_taken_twice() {
         queue.pop().unwrap().unwrap();
     }
     assert_eq!(queue.pop().unwrap(), None);
-    put(&ram, RING.descriptor, 0, (0x8000, 4, 9, DESCRIPTOR_F_USED));
+    put(
+        &ram,
+        RING.descriptor.0,
+        0,
+        (0x8000, 4, 9, DESCRIPTOR_F_USED),
+    );
     assert_eq!(fault(queue.pop()), Violation::Overrun);
 }
 
@@ -308,15 +314,15 @@ fn notifications_and_signals() {
     let mut queue = queue(&ram, features(true, false));
     let half = |address| -> u16 { ram.read_obj(GuestAddress(address)).unwrap() };
     assert!(!queue.set_notifications(false).unwrap());
-    assert_eq!(half(RING.device + 2), EVENT_FLAGS_DISABLE);
+    assert_eq!(half(RING.device.0 + 2), EVENT_FLAGS_DISABLE);
     available(&ram, 0, (0x8000, 4, 0, 0));
     assert!(queue.set_notifications(true).unwrap());
     queue.pop().unwrap().unwrap();
     assert!(!queue.set_notifications(true).unwrap());
-    assert_eq!(half(RING.device), 1 | OFF_WRAP);
-    assert_eq!(half(RING.device + 2), EVENT_FLAGS_DESC);
+    assert_eq!(half(RING.device.0), 1 | OFF_WRAP);
+    assert_eq!(half(RING.device.0 + 2), EVENT_FLAGS_DESC);
     // The driver wants an event for the entry after the first.
-    ram.write_obj(0x0002_8001u32, GuestAddress(RING.driver))
+    ram.write_obj(0x0002_8001u32, GuestAddress(RING.driver.0))
         .unwrap();
     assert!(!queue.publish().unwrap());
     queue.push_used(0, 0).unwrap();
@@ -352,10 +358,10 @@ proptest! {
         let mut queue = queue(&ram, features(event_idx, in_order));
         for (index, (address, len, id, flags, usual)) in (0..).zip(table) {
             let flags = if usual { flags & 7 | DESCRIPTOR_F_AVAIL } else { flags };
-            let at = if index < SIZE { RING.descriptor } else { TABLE };
-            put(&ram, at, index % SIZE, (address, len, id, flags));
+            let at = if index < SIZE { RING.descriptor } else { DeviceAddress(TABLE) };
+            put(&ram, at.0, index % SIZE, (address, len, id, flags));
         }
-        ram.write_obj(event, GuestAddress(RING.driver)).unwrap();
+        ram.write_obj(event, GuestAddress(RING.driver.0)).unwrap();
         let mut popped = 0;
         let mut out = Vec::new();
         while let Ok(Some(chain)) = queue.pop() {
@@ -363,7 +369,7 @@ proptest! {
             prop_assert!(popped <= SIZE);
             prop_assert!(chain.pieces.len() <= CHAIN_LIMIT);
             for piece in &chain.pieces {
-                let end = piece.iova.checked_add(u64::from(piece.len)).unwrap();
+                let end = piece.iova.0.checked_add(u64::from(piece.len)).unwrap();
                 prop_assert!(piece.len > 0 && end <= RAM as u64);
             }
             out.push(chain.id);
@@ -393,7 +399,7 @@ fn use_since_a_position_shows_in_its_entry() {
         // The driver overwrote it.
         (used | WRITE, true),
     ] {
-        put(&ram, RING.descriptor, 0, (0x1000, 16, 3, flags));
+        put(&ram, RING.descriptor.0, 0, (0x1000, 16, 3, flags));
         assert_eq!(ring.used_since(base).unwrap(), since, "{flags:#x}");
     }
     assert!(!ring.used_since(VringBase::Split { index: 0 }).unwrap());
