@@ -12,6 +12,7 @@ mod any_request;
 use any_request::Trial;
 use lab::node::{Node, until};
 use lab::openapi::exchange::{Request, ask, receive};
+use lab::openapi::judge::NO_NODE;
 use lab::openapi::known::Known;
 use lab::sim::SimDevice;
 use serde_json::{Value, json};
@@ -71,7 +72,7 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
                 "mtu": 1500, "doorbell": "auto"
             }),
         )
-        .with("SendToNode.destination", "node:/nonexistent/node.socket")
+        .with("SendToNode.destination", NO_NODE)
         .with("SendToNode.from", "vdpasim_net")
         .with(
             "HostNicSpec.*",

@@ -72,7 +72,7 @@ pub fn process_name(process: &Path) -> String {
 /// The list as part of a sentence; a default text if no holder is visible.
 pub fn sentence(holders: &[Holder]) -> String {
     if holders.is_empty() {
-        return "a process that is not visible from here (try as root)".to_owned();
+        return "a process that is not visible from here (`fuser -v` as root names it)".to_owned();
     }
     let names: Vec<String> = holders.iter().map(Holder::to_string).collect();
     names.join(", ")
@@ -97,6 +97,6 @@ mod tests {
 
     #[test]
     fn an_invisible_holder_still_makes_a_sentence() {
-        assert!(sentence(&holders(u64::MAX)).contains("as root"));
+        assert!(sentence(&holders(u64::MAX)).contains("fuser -v"));
     }
 }

@@ -48,7 +48,8 @@ pub struct Holders(Vec<Holder>);
 impl fmt::Display for Holders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return f.write_str("another process, which is not visible from here (try as root)");
+            let hidden = "another process, not visible from here (`fuser -v` as root names it)";
+            return f.write_str(hidden);
         }
         let own = std::process::id();
         let names: Vec<String> = self
