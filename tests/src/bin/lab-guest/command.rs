@@ -68,6 +68,7 @@
 //! * `shell`: runs a shell on the console until it exits.
 //! * `reboot`, `poweroff`, `panic`: end the guest.
 
+use crate::frames::flood;
 use crate::network::Address;
 use crate::{
     background, button, control, disk, echo, frames, info, kept, memory, network, notify, paced,
