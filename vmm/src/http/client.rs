@@ -31,6 +31,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use super::descriptors::{DESCRIPTORS_MAX, DescriptorStream, TooManyDescriptors};
+use super::early_answer::EarlyAnswer;
 use super::socket::connect_directly;
 
 /// The default limit of an answer's size, in bytes.
@@ -335,7 +336,8 @@ impl Client {
         if let Some(tls) = &self.tls {
             headers.insert(AUTHORIZATION, tls.authorization.clone());
         }
-        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
+        let handshake =
+            hyper::client::conn::http1::handshake(TokioIo::new(EarlyAnswer::new(stream)));
         let (mut sender, connection) = handshake.await.map_err(http)?;
         // The task ends with the answer's body, or when that is dropped. The exchange receives any
         // error.

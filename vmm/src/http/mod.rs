@@ -20,6 +20,7 @@ pub mod budget;
 pub mod client;
 pub mod description;
 pub mod descriptors;
+mod early_answer;
 pub mod metrics;
 pub mod parameters;
 pub mod problem;
