@@ -8,11 +8,6 @@ use std::process::Command;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// Options of a NIC behind an IOMMU. QEMU shadows the control queue of a device with two address
-/// spaces, and refuses to shadow behind an IOMMU. So the NIC has none, nor features that need one.
-const BEHIND_IOMMU: &str = ",iommu_platform=on,disable-legacy=on,ctrl_vq=off,ctrl_mac_addr=off,\
-                            ctrl_rx=off,ctrl_vlan=off,ctrl_guest_offloads=off,guest_announce=off";
-
 /// The guest's NIC.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Nic<'a> {
@@ -21,8 +16,6 @@ pub(super) struct Nic<'a> {
     pub(super) mac: &'a str,
     /// Uses shadow virtqueues instead of the guest's own rings.
     pub(super) shadowed: bool,
-    /// Is behind a virtio-iommu.
-    pub(super) iommu: bool,
 }
 
 /// The path of QEMU.
@@ -46,14 +39,7 @@ pub(super) fn qemu() -> Result<PathBuf> {
 pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) -> Command {
     let shadow = if nic.shadowed { ",x-svq=on" } else { "" };
     let mut command = Command::new(program);
-    machine(&mut command);
-    let behind = if nic.iommu {
-        command.args(["-device", "virtio-iommu-pci"]);
-        BEHIND_IOMMU
-    } else {
-        ""
-    };
-    command
+    machine(&mut command)
         .args(["-name", "bench,debug-threads=on"])
         .args(["-chardev", "stdio,id=console,signal=off"])
         .args(["-serial", "chardev:console"])
@@ -69,7 +55,7 @@ pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) ->
         ))
         .arg("-device")
         .arg(format!(
-            "virtio-net-pci,netdev=nic,romfile=,mac={}{behind}",
+            "virtio-net-pci,netdev=nic,romfile=,mac={}",
             nic.mac
         ));
     command

@@ -32,7 +32,7 @@ pub enum Bench {
     Doorbell(DoorbellArguments),
     /// Memory outside guest RAM and processor time until the API answers, beside QEMU's
     Footprint(FootprintArguments),
-    /// Frames per second and VM exits of a guest whose NIC is behind an IOMMU, beside QEMU's
+    /// Frames per second and VM exits of a guest whose NIC is behind an IOMMU
     Iommu(IommuArguments),
     /// Time to create, show and delete vDPA devices, beside iproute2's vdpa
     Mgmt(MgmtArguments),
@@ -86,9 +86,6 @@ pub struct IommuArguments {
     /// Rounds of each comparison, of which the medians are taken
     #[arg(long, default_value_t = 9, value_parser = value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Leave QEMU out; the ratios to it are null
-    #[arg(long)]
-    pub without_qemu: bool,
 }
 
 /// Arguments of `cargo lab bench mgmt`.

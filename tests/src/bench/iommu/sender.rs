@@ -4,13 +4,11 @@
 //! and the guest maps one buffer for each frame. The guest measures its rate once its queue is
 //! full. The device must count as many frames as the guest has sent.
 
-use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::super::peer::{self, Nic};
 use crate::api::Client;
 use crate::error::{Error, Result};
 use crate::figures::per_second;
@@ -20,8 +18,8 @@ use crate::sim::SimDevice;
 use crate::temp_path::TempPath;
 use crate::traffic;
 
-/// The NICs' MAC addresses. No zero bytes: the simulator compares addresses like C strings.
-const MACS: [&str; 2] = ["52:54:5e:11:59:01", "52:54:5e:11:59:02"];
+/// The NIC's MAC address. No zero bytes: the simulator compares addresses like C strings.
+const MAC: &str = "52:54:5e:11:59:01";
 const SINK: &str = "52:54:5e:11:59:7f";
 const MTU: u16 = 1500;
 
@@ -97,20 +95,19 @@ pub(super) struct Part {
 #[derive(Debug)]
 pub(super) struct Sender {
     guest: Guest,
-    /// The API of a Bellhop.
-    api: Option<Client>,
-    _socket: Option<TempPath>,
+    api: Client,
+    _socket: TempPath,
     device: SimDevice,
     nic: &'static str,
 }
 
 impl Sender {
-    /// Boots a guest of Bellhop.
+    /// Boots a guest.
     ///
     /// # Errors
     /// Those of [`Guest::start`]; [`Error::Invalid`] if the guest uses the IOMMU in another way.
-    pub(super) fn bellhop(name: &str, setup: Setup) -> Result<Self> {
-        let device = SimDevice::net(name, MACS[0], MTU)?;
+    pub(super) fn start(name: &str, setup: Setup) -> Result<Self> {
+        let device = SimDevice::net(name, MAC, MTU)?;
         let socket = TempPath::new(name);
         let behind = setup.group().map_or("off", |_| "on");
         let nic = format!("path={},iommu={behind}", device.path().display());
@@ -120,33 +117,8 @@ impl Sender {
         let guest = Guest::start(&arguments)?;
         let mut sender = Self {
             guest,
-            api: Some(Client::new(socket.path())),
-            _socket: Some(socket),
-            device,
-            nic: "eth0",
-        };
-        sender.come_up(setup)?;
-        Ok(sender)
-    }
-
-    /// Boots the same guest with QEMU.
-    ///
-    /// # Errors
-    /// As [`Sender::bellhop`].
-    pub(super) fn qemu(program: &Path, name: &str, setup: Setup) -> Result<Self> {
-        let device = SimDevice::net(name, MACS[1], MTU)?;
-        let arguments = guest_of(setup)?;
-        let nic = Nic {
-            device: device.path(),
-            mac: MACS[1],
-            shadowed: false,
-            iommu: true,
-        };
-        let guest = Guest::start_command(|| peer::command(program, &arguments, nic), SILENCE)?;
-        let mut sender = Self {
-            guest,
-            api: None,
-            _socket: None,
+            api: Client::new(socket.path()),
+            _socket: socket,
             device,
             nic: "eth0",
         };
@@ -223,20 +195,15 @@ impl Sender {
     }
 
     fn counters(&self) -> Result<Counters> {
-        let frames = traffic::packets(&self.device)?.transmitted;
-        let mut counters = Counters {
-            frames,
-            ..Counters::default()
-        };
-        if let Some(api) = &self.api {
-            let metrics = api.get("/v1/metrics")?;
-            let value = |name: &str| metric(&metrics, name);
+        let metrics = self.api.get("/v1/metrics")?;
+        let value = |name: &str| metric(&metrics, name);
+        Ok(Counters {
+            frames: traffic::packets(&self.device)?.transmitted,
             // A VM without an IOMMU has none.
-            counters.kicks = value("bellhop_iommu_total{what=\"kicks\"}").unwrap_or(0);
-            counters.exits = value("bellhop_kvm_total{counter=\"mmio_exits\"}")
-                .ok_or_else(|| Error::invalid("the metrics", "they have no mmio_exits"))?;
-        }
-        Ok(counters)
+            kicks: value("bellhop_iommu_total{what=\"kicks\"}").unwrap_or(0),
+            exits: value("bellhop_kvm_total{counter=\"mmio_exits\"}")
+                .ok_or_else(|| Error::invalid("the metrics", "they have no mmio_exits"))?,
+        })
     }
 
     /// Switches the guest off.
@@ -249,14 +216,13 @@ impl Sender {
 }
 
 /// Counters since the guest's boot.
-#[derive(Debug, Default)]
 struct Counters {
     frames: u64,
     kicks: u64,
     exits: u64,
 }
 
-/// Both VMMs' guest: Debian's kernel, as the small one has no driver for the IOMMU.
+/// The guest: Debian's kernel, as the small one has no driver for the IOMMU.
 fn guest_of(setup: Setup) -> Result<BellhopArguments> {
     let arguments = BellhopArguments::stock()?
         .cmdline(setup.kernel_words())
