@@ -48,7 +48,8 @@ const ENTRIES: u16 = 256;
 const HEADER: [u8; 12] = [0; 12];
 const HEADER_LEN: u32 = 12;
 
-/// Most pieces of memory for frames, and the bytes of each: one large page. The rings have one, too.
+/// Most pieces of memory for frames, and the bytes of each: one large page. The rings have one as
+/// well.
 pub(crate) const PIECES: u16 = 64;
 const PIECE: u64 = 2 << 20;
 

@@ -39,8 +39,8 @@ const DRIVER_OK: u8 = 4 | FEATURES_OK;
 /// MAC and VERSION_1.
 const FEATURES: u64 = 1 << 5 | 1 << 32;
 
-/// CTRL_VQ, CTRL_MAC_ADDR and ACCESS_PLATFORM, if offered. The VMM sets the address by the first two
-/// when the guest moves to a device with another one. This driver has no control queue.
+/// CTRL_VQ, CTRL_MAC_ADDR and ACCESS_PLATFORM, if offered. The VMM sets the address by the first
+/// two when the guest moves to a device with another one. This driver has no control queue.
 const OPTIONAL: u64 = 1 << 17 | 1 << 23 | ACCESS_PLATFORM;
 pub(super) const ACCESS_PLATFORM: u64 = 1 << 33;
 
