@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 const MAC: [u8; 6] = [0x02, 0x5e, 0x10, 0x53, 0x88, 0x01];
 
+type Builder = LinkMessageBuilder<LinkUnspec>;
+
 fn vlan(number: u16) -> VlanId {
     number.try_into().unwrap()
 }
@@ -126,7 +128,7 @@ impl Pair {
         step: &str,
         link: &Link,
         ours: impl FnOnce(&Links) -> Result<(), vdpa_mgmt::Error>,
-        theirs: impl FnOnce(LinkMessageBuilder<LinkUnspec>) -> LinkMessageBuilder<LinkUnspec> + Send,
+        theirs: impl FnOnce(Builder) -> Builder,
     ) {
         let message = theirs(LinkUnspec::new_with_index(link.index)).build();
         self.both(step, ours, async |handle: Handle| {

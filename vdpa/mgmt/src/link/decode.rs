@@ -1,6 +1,5 @@
-//! Decodes RTM_NEWLINK into a [`Link`], attribute by attribute. Odd but harmless values (an address
-//! or a number of another length, an empty port name) are left out, so that one interface never
-//! hides the others.
+//! Decodes RTM_NEWLINK into a [`Link`], attribute by attribute. Odd values (an address or number of
+//! another length, an empty name) are left out, so that one interface never hides the others.
 
 use netlink_packet_core::{NlasIterator, Parseable as _, parse_u32};
 use netlink_packet_route::link::{InfoBridge, LinkFlags, LinkHeader, LinkPhysId};

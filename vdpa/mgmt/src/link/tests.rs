@@ -371,7 +371,8 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
         cut in any::<prop::sample::Index>(),
     ) {
-        let ranges = [info(Flags::RangeBegin, 10), info(Flags::RangeEnd, 20), info(Flags::Pvid, 30)];
+        let range = [info(Flags::RangeBegin, 10), info(Flags::RangeEnd, 20)];
+        let ranges = [range.as_slice(), &[info(Flags::Pvid, 30)]].concat();
         for mut message in [bridge(), port(), vlans(&ranges).messages.remove(1)] {
             for (index, byte) in &changes {
                 let length = message.attributes.len();

@@ -5,8 +5,8 @@
 //!   rtnetlink, links  struct ifinfomsg   16 bytes  (include/uapi/linux/rtnetlink.h)
 //! ```
 //!
-//! Messages of rtnetlink are those of netlink-packet-route. Answers keep their attributes raw, since
-//! that crate rejects a whole message with one odd attribute.
+//! Requests to rtnetlink are messages of netlink-packet-route. Answers keep their attributes raw,
+//! since that crate rejects a whole message with one odd attribute.
 
 use netlink_packet_core::{
     DecodeError, DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST,
