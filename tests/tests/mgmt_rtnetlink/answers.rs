@@ -93,11 +93,14 @@ fn same(links: &Links, namespace: &Namespace) -> Vec<Link> {
         let by_index = oracle::links(namespace, |it| it.match_index(link.index));
         assert_eq!(
             by_index.iter().map(read).collect::<Vec<_>>(),
-            [link.clone()]
+            std::slice::from_ref(link)
         );
         assert_eq!(links.link_at(link.index).unwrap(), *link);
         let by_name = oracle::links(namespace, |it| it.match_name(&link.name));
-        assert_eq!(by_name.iter().map(read).collect::<Vec<_>>(), [link.clone()]);
+        assert_eq!(
+            by_name.iter().map(read).collect::<Vec<_>>(),
+            std::slice::from_ref(link)
+        );
         assert_eq!(links.link(&link.name).unwrap(), *link);
         for name in &link.alternative_names {
             let by_name = oracle::links(namespace, |it| {
@@ -107,7 +110,10 @@ fn same(links: &Links, namespace: &Namespace) -> Vec<Link> {
                 it.message_mut().attributes.push(name);
                 it
             });
-            assert_eq!(by_name.iter().map(read).collect::<Vec<_>>(), [link.clone()]);
+            assert_eq!(
+                by_name.iter().map(read).collect::<Vec<_>>(),
+                std::slice::from_ref(link)
+            );
             assert_eq!(links.link(name).unwrap(), *link);
         }
     }
