@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The settings (address, VLAN, spoof check, trust, rates, link state) belong to the network
-//! interface of the physical function. So they go through rtnetlink; `uapi` has its numbers. The
-//! driver of a virtual function does not matter here.
+//! interface of the physical function. So they go through rtnetlink. The driver of a virtual
+//! function does not matter here.
 //!
 //! ```no_run
 //! use vdpa_mgmt::pci::Pci;
@@ -29,7 +29,6 @@
 mod decode;
 mod links;
 mod settings;
-mod uapi;
 
 pub use links::Links;
 pub use settings::{LinkState, Rates, Setting, VirtualFunction, Vlan, VlanProtocol};
@@ -44,7 +43,7 @@ use super::sysfs;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
     /// Its index in this network namespace.
-    pub index: i32,
+    pub index: u32,
     /// Its name.
     pub name: String,
     /// Their settings, by number. Empty if the driver does not report them.

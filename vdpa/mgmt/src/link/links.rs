@@ -6,11 +6,10 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use netlink_packet_core::DefaultNla;
+use netlink_packet_route::link::LinkAttribute;
 
-use super::forwarding;
 use super::namespace::Namespace;
-use super::uapi::*;
+use super::request::{self, NAME_MAX};
 use super::vlan::{self, PortVlan, VlanId};
 use super::{Link, decode};
 use crate::DEFAULT_PATIENCE;
@@ -18,7 +17,7 @@ use crate::error::{self, Error, ErrorKind, Texts, existing};
 use crate::name::is_name;
 use crate::netlink::error::{CallError, Malformed, Refusal};
 use crate::netlink::exchange::Answer;
-use crate::netlink::message::{Message, Mode, Protocol, Request, string, value};
+use crate::netlink::message::{Message, Protocol, Request};
 use crate::netlink::worker::Worker;
 
 pub(crate) const TEXTS: Texts = Texts {
@@ -34,12 +33,6 @@ pub struct Links {
     worker: Arc<Worker>,
     /// The namespace, for messages.
     place: Arc<str>,
-}
-
-/// The interface of a request.
-enum Which<'a> {
-    Index(u32),
-    Name(&'a str),
 }
 
 impl Links {
@@ -89,13 +82,11 @@ impl Links {
     /// [`Error`].
     pub fn links(&self) -> Result<Vec<Link>, Error> {
         let operation = Operation::new("list network interfaces", None);
-        let attributes = vec![filter(RTEXT_FILTER_SKIP_STATS)];
-        let header = header(AF_UNSPEC, 0, 0, 0);
-        let answer = self.ask(&operation, RTM_GETLINK, header, Mode::Dump, attributes)?;
+        let answer = self.send(&operation, request::list())?;
         let mut seen = HashSet::new();
         let mut links = Vec::new();
         for message in &answer.messages {
-            if message.message_type != RTM_NEWLINK {
+            if message.message_type != libc::RTM_NEWLINK {
                 continue;
             }
             let link = Link::of(message).map_err(Error::malformed(&operation))?;
@@ -114,7 +105,7 @@ impl Links {
         if !is_any_name(name) {
             return Err(bad_name(name));
         }
-        self.show(&Which::Name(name))
+        self.show(name, request::show_name(name))
     }
 
     /// The interface with this index.
@@ -122,27 +113,14 @@ impl Links {
     /// # Errors
     /// `NotFound`, or another one.
     pub fn link_at(&self, index: u32) -> Result<Link, Error> {
-        self.show(&Which::Index(index))
+        let name = format!("with index {index}");
+        self.show(&name, request::show_index(index))
     }
 
-    fn show(&self, which: &Which<'_>) -> Result<Link, Error> {
-        let mut attributes = vec![filter(RTEXT_FILTER_SKIP_STATS)];
-        let (index, name) = match which {
-            Which::Index(index) => (*index, format!("with index {index}")),
-            Which::Name(name) => {
-                let kind = if name.len() > NAME_MAX {
-                    IFLA_ALT_IFNAME
-                } else {
-                    IFLA_IFNAME
-                };
-                attributes.push(string(kind, name));
-                (0, (*name).to_owned())
-            }
-        };
+    fn show(&self, name: &str, request: Request) -> Result<Link, Error> {
         let text = format!("show the network interface {name}");
-        let operation = Operation::new(text, Some(&name));
-        let header = header(AF_UNSPEC, index, 0, 0);
-        let answer = self.ask(&operation, RTM_GETLINK, header, Mode::Do, attributes)?;
+        let operation = Operation::new(text, Some(name));
+        let answer = self.send(&operation, request)?;
         only(&answer, Link::of).map_err(Error::malformed(&operation))
     }
 
@@ -151,9 +129,8 @@ impl Links {
     /// # Errors
     /// `NotFound`, `NotPermitted`, `Refused`, or another one.
     pub fn set_up(&self, link: &Link) -> Result<(), Error> {
-        let header = header(AF_UNSPEC, link.index, IFF_UP, IFF_UP);
         let text = format!("set {} up", link.name);
-        self.change(link, text, RTM_SETLINK, header, Vec::new())
+        self.change(link, text, request::set_up(link.index, true))
     }
 
     /// Sets the interface down.
@@ -161,9 +138,8 @@ impl Links {
     /// # Errors
     /// As [`Self::set_up`].
     pub fn set_down(&self, link: &Link) -> Result<(), Error> {
-        let header = header(AF_UNSPEC, link.index, 0, IFF_UP);
         let text = format!("set {} down", link.name);
-        self.change(link, text, RTM_SETLINK, header, Vec::new())
+        self.change(link, text, request::set_up(link.index, false))
     }
 
     /// Sets the interface's MTU, in bytes.
@@ -171,12 +147,9 @@ impl Links {
     /// # Errors
     /// As [`Self::set_up`].
     pub fn set_mtu(&self, link: &Link, mtu: u32) -> Result<(), Error> {
-        let attributes = vec![value(IFLA_MTU, &mtu.to_ne_bytes())];
-        self.set(
-            link,
-            format!("set the MTU of {} to {mtu}", link.name),
-            attributes,
-        )
+        let text = format!("set the MTU of {} to {mtu}", link.name);
+        let attributes = vec![LinkAttribute::Mtu(mtu)];
+        self.change(link, text, request::set(link.index, attributes))
     }
 
     /// Makes the interface a port of `master`, such as a bridge. It leaves its former master.
@@ -184,9 +157,9 @@ impl Links {
     /// # Errors
     /// As [`Self::set_up`].
     pub fn set_master(&self, link: &Link, master: &Link) -> Result<(), Error> {
-        let attributes = vec![value(IFLA_MASTER, &master.index.to_ne_bytes())];
         let text = format!("make {} a port of {}", link.name, master.name);
-        self.set(link, text, attributes)
+        let attributes = vec![LinkAttribute::Controller(master.index)];
+        self.change(link, text, request::set(link.index, attributes))
     }
 
     /// Removes the interface from its master.
@@ -194,9 +167,9 @@ impl Links {
     /// # Errors
     /// As [`Self::set_up`].
     pub fn clear_master(&self, link: &Link) -> Result<(), Error> {
-        let attributes = vec![value(IFLA_MASTER, &0_u32.to_ne_bytes())];
         let text = format!("detach {} from its master", link.name);
-        self.set(link, text, attributes)
+        let attributes = vec![LinkAttribute::Controller(0)];
+        self.change(link, text, request::set(link.index, attributes))
     }
 
     /// Renames the interface.
@@ -205,12 +178,13 @@ impl Links {
     /// `BadName`, `NameTaken`, or as [`Self::set_up`].
     pub fn rename(&self, link: &Link, name: &str) -> Result<(), Error> {
         check_interface_name(name)?;
-        let attributes = vec![string(IFLA_IFNAME, name)];
+        let attributes = vec![LinkAttribute::IfName(name.to_owned())];
         let operation = Operation {
             new_name_in: Some(&self.place),
             ..Operation::new(format!("rename {} to {name}", link.name), Some(&link.name))
         };
-        self.set_named(link, &operation, attributes)
+        self.send(&operation, request::set(link.index, attributes))
+            .map(drop)
     }
 
     /// Moves the interface to a network namespace, under this name; `None` keeps its name. The
@@ -242,11 +216,11 @@ impl Links {
         }
         let descriptor = namespace.duplicate()?;
         let file = descriptor.as_fd().as_raw_fd();
-        let mut attributes = vec![value(IFLA_NET_NS_FD, &file.to_ne_bytes())];
+        let mut attributes = vec![LinkAttribute::NetNsFd(file)];
         if name != link.name {
-            attributes.push(string(IFLA_IFNAME, name));
+            attributes.push(LinkAttribute::IfName(name.to_owned()));
         }
-        let moved = self.set_named(link, &operation, attributes);
+        let moved = self.send(&operation, request::set(link.index, attributes));
         let unknown = ErrorKind::NoAnswer { sent: true };
         if moved.as_ref().is_err_and(|error| error.kind() == unknown) {
             // The kernel reads the descriptor once it has its lock. Until then its number must not
@@ -274,10 +248,7 @@ impl Links {
         let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
         let text = format!("show the VLANs of {}", names.join(", "));
         let operation = Operation::new(text, None);
-        // The kernel has no request for one port.
-        let attributes = vec![filter(RTEXT_FILTER_BRVLAN_COMPRESSED)];
-        let header = header(AF_BRIDGE, 0, 0, 0);
-        let answer = self.ask(&operation, RTM_GETLINK, header, Mode::Dump, attributes)?;
+        let answer = self.send(&operation, request::list_vlans())?;
         let all = ports.iter().map(|port| vlans_of(&answer, port.index));
         all.collect::<Result<_, _>>()
             .map_err(Error::malformed(&operation))
@@ -291,9 +262,7 @@ impl Links {
     /// As [`Self::set_up`].
     pub fn learn(&self, port: &Link, mac: [u8; 6], vlan: Option<VlanId>) -> Result<(), Error> {
         let text = format!("make the bridge of {} learn {}", port.name, error::mac(mac));
-        let operation = Operation::new(text, Some(&port.name));
-        let request = forwarding::learn(port.index, mac, vlan);
-        self.send(&operation, request).map(drop)
+        self.change(port, text, request::learn(port.index, mac, vlan))
     }
 
     /// Adds a port of a bridge to a VLAN. If that becomes the VLAN of untagged frames, it replaces
@@ -303,8 +272,7 @@ impl Links {
     /// As [`Self::set_up`].
     pub fn add_vlan(&self, link: &Link, vlan: PortVlan) -> Result<(), Error> {
         let text = format!("put {} into VLAN {}", link.name, vlan.vlan);
-        let header = header(AF_BRIDGE, link.index, 0, 0);
-        self.change(link, text, RTM_SETLINK, header, vec![vlan.attribute()])
+        self.change(link, text, request::add_vlan(link.index, vlan))
     }
 
     /// Removes a port of a bridge from a VLAN.
@@ -313,58 +281,12 @@ impl Links {
     /// As [`Self::set_up`].
     pub fn remove_vlan(&self, link: &Link, vlan: VlanId) -> Result<(), Error> {
         let text = format!("remove {} from VLAN {vlan}", link.name);
-        let header = header(AF_BRIDGE, link.index, 0, 0);
-        let vlan = PortVlan {
-            vlan,
-            pvid: false,
-            untagged: false,
-        };
-        self.change(link, text, RTM_DELLINK, header, vec![vlan.attribute()])
+        self.change(link, text, request::remove_vlan(link.index, vlan))
     }
 
-    fn set(&self, link: &Link, text: String, attributes: Vec<DefaultNla>) -> Result<(), Error> {
-        self.set_named(link, &Operation::new(text, Some(&link.name)), attributes)
-    }
-
-    fn set_named(
-        &self,
-        link: &Link,
-        operation: &Operation<'_>,
-        attributes: Vec<DefaultNla>,
-    ) -> Result<(), Error> {
-        let header = header(AF_UNSPEC, link.index, 0, 0);
-        self.ask(operation, RTM_SETLINK, header, Mode::Do, attributes)
-            .map(drop)
-    }
-
-    fn change(
-        &self,
-        link: &Link,
-        text: String,
-        message_type: u16,
-        header: Vec<u8>,
-        attributes: Vec<DefaultNla>,
-    ) -> Result<(), Error> {
+    fn change(&self, link: &Link, text: String, request: Request) -> Result<(), Error> {
         let operation = Operation::new(text, Some(&link.name));
-        self.ask(&operation, message_type, header, Mode::Do, attributes)
-            .map(drop)
-    }
-
-    fn ask(
-        &self,
-        operation: &Operation<'_>,
-        message_type: u16,
-        header: Vec<u8>,
-        mode: Mode,
-        attributes: Vec<DefaultNla>,
-    ) -> Result<Answer, Error> {
-        let request = Request {
-            message_type,
-            header,
-            mode,
-            attributes,
-        };
-        self.send(operation, request)
+        self.send(&operation, request).map(drop)
     }
 
     fn send(&self, operation: &Operation<'_>, request: Request) -> Result<Answer, Error> {
@@ -438,25 +360,14 @@ impl fmt::Display for Operation<'_> {
     }
 }
 
-fn filter(mask: u32) -> DefaultNla {
-    value(IFLA_EXT_MASK, &mask.to_ne_bytes())
-}
-
-/// `struct ifinfomsg`: family u8, padding u8, type u16 (0: any), index i32, flags u32, and a mask
-/// of the flags to change u32.
-pub(crate) fn header(family: u8, index: u32, flags: u32, change: u32) -> Vec<u8> {
-    let mut header = vec![family, 0, 0, 0];
-    for number in [index, flags, change] {
-        header.extend(number.to_ne_bytes());
-    }
-    header
-}
-
 /// Whether an interface can have this name (`dev_valid_name` of net/core/dev.c; no control
 /// characters either).
 pub(crate) fn is_interface_name(text: &str) -> bool {
     text.len() <= NAME_MAX && is_any_name(text)
 }
+
+/// The longest alternative name, in bytes: ALTIFNAMSIZ without the NUL.
+const ALTERNATIVE_NAME_MAX: usize = 127;
 
 /// Whether an interface can have this as an alternative name.
 fn is_any_name(text: &str) -> bool {
@@ -489,7 +400,7 @@ pub(crate) fn only<T>(
     let mut found = answer
         .messages
         .iter()
-        .filter(|message| message.message_type == RTM_NEWLINK);
+        .filter(|message| message.message_type == libc::RTM_NEWLINK);
     match (found.next(), found.next()) {
         (Some(message), None) => of(message),
         _ => Err(Malformed::new(
@@ -504,7 +415,7 @@ pub(crate) fn only<T>(
 pub(super) fn vlans_of(answer: &Answer, index: u32) -> Result<Vec<PortVlan>, Malformed> {
     let mut vlans: Vec<PortVlan> = Vec::new();
     for message in &answer.messages {
-        if message.message_type == RTM_NEWLINK && decode::index(message)? == index {
+        if message.message_type == libc::RTM_NEWLINK && decode::header(message)?.index == index {
             let more = vlan::of_message(&message.attributes)?;
             if vlans.is_empty() {
                 vlans = more;

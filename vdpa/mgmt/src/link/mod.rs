@@ -14,11 +14,10 @@
 //! connection. It does not depend on vDPA or on the use of an interface.
 
 mod decode;
-mod forwarding;
 mod links;
 mod namespace;
 mod port_name;
-pub(super) mod uapi;
+pub(super) mod request;
 mod vlan;
 
 pub use links::Links;
@@ -26,7 +25,8 @@ pub use namespace::Namespace;
 pub use port_name::PhysPortName;
 pub use vlan::{PortVlan, VlanId};
 
-pub(super) use links::{TEXTS, header, is_interface_name, only};
+pub(super) use decode::header;
+pub(super) use links::{TEXTS, is_interface_name, only};
 
 /// For the fuzz target.
 #[cfg(any(test, feature = "fuzz"))]

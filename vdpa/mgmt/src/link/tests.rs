@@ -1,22 +1,41 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
+use libc::{
+    IFLA_ADDRESS, IFLA_AF_SPEC, IFLA_ALT_IFNAME, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND,
+    IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_PARENT_DEV_BUS_NAME, IFLA_PARENT_DEV_NAME,
+    IFLA_PHYS_PORT_NAME, IFLA_PHYS_SWITCH_ID, IFLA_PROP_LIST, RTM_NEWLINK,
+};
 use netlink_packet_core::{DefaultNla, Emitable};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::link::{BridgeVlanInfoFlags as Flags, LinkFlags, LinkHeader};
 use proptest::prelude::*;
 
 use super::links::{Operation, only, vlans_of};
-use super::uapi::*;
+use super::vlan::IFLA_BRIDGE_VLAN_INFO;
 use super::*;
 use crate::error::ErrorKind;
 use crate::netlink::error::Refusal;
 use crate::netlink::exchange::Answer;
-use crate::netlink::message::{Message, nested, string, value};
+use crate::netlink::message::{Message, encoded, nested, string, value};
 
-fn message(family: u8, index: u32, flags: u32, attributes: &[DefaultNla]) -> Message {
-    let mut bytes = vec![0; attributes.buffer_len()];
-    attributes.emit(&mut bytes);
+/// In IFLA_INFO_DATA of a bridge.
+const IFLA_BR_VLAN_FILTERING: u16 = 7;
+
+fn message(
+    interface_family: AddressFamily,
+    index: u32,
+    flags: LinkFlags,
+    attributes: &[DefaultNla],
+) -> Message {
+    let header = LinkHeader {
+        interface_family,
+        index,
+        flags,
+        ..LinkHeader::default()
+    };
     Message {
         message_type: RTM_NEWLINK,
-        header: header(family, index, flags, 0),
-        attributes: bytes,
+        header: encoded(&header),
+        attributes: encoded(&attributes),
     }
 }
 
@@ -38,9 +57,9 @@ fn bridge() -> Message {
         nested(IFLA_INFO_DATA | 0x8000, &data),
     ];
     message(
-        AF_UNSPEC,
+        AddressFamily::Unspec,
         7,
-        IFF_UP | IFF_LOWER_UP,
+        LinkFlags::Up | LinkFlags::LowerUp,
         &[
             string(IFLA_IFNAME, "br0"),
             value(IFLA_MTU, &9000_u32.to_ne_bytes()),
@@ -58,9 +77,9 @@ fn bridge() -> Message {
 
 fn port() -> Message {
     message(
-        AF_UNSPEC,
+        AddressFamily::Unspec,
         8,
-        0,
+        LinkFlags::empty(),
         &[
             string(IFLA_IFNAME, "enp1s0npf0vf1"),
             value(IFLA_MTU, &1500_u32.to_ne_bytes()),
@@ -92,58 +111,110 @@ fn interfaces_are_read() {
     assert_eq!(port.parent, Some(parent));
 }
 
+/// An interface with a name and more attributes.
+fn named(more: &[DefaultNla]) -> Link {
+    let attributes = [&[string(IFLA_IFNAME, "a")], more].concat();
+    let flags = LinkFlags::empty();
+    Link::of(&message(AddressFamily::Unspec, 7, flags, &attributes)).unwrap()
+}
+
+#[test]
+fn odd_attributes_are_left_out_and_the_others_are_read() {
+    let plain = named(&[]);
+    let cut = [8, 0, 1];
+    for odd in [
+        value(IFLA_MTU, &[1, 2]),
+        value(IFLA_MTU, &[0; 8]),
+        value(IFLA_MASTER, &[]),
+        value(IFLA_MASTER, &[7, 0, 0, 0, 0]),
+        value(IFLA_ADDRESS, &[2; 20]),
+        value(IFLA_PHYS_SWITCH_ID, &[1; 33]),
+        value(IFLA_PHYS_SWITCH_ID, &[]),
+        string(IFLA_PHYS_PORT_NAME, ""),
+        value(IFLA_PROP_LIST, &cut),
+        value(IFLA_LINKINFO, &cut),
+        // Attributes of future kernels.
+        value(200, &[]),
+        value(200 | 0x8000, &cut),
+    ] {
+        assert_eq!(named(std::slice::from_ref(&odd)), plain, "{odd:?}");
+        let mtu = value(IFLA_MTU, &1400_u32.to_ne_bytes());
+        assert_eq!(named(&[odd, mtu]).mtu, 1400);
+    }
+}
+
+#[test]
+fn a_bridge_with_odd_data_is_a_bridge() {
+    let filtering = value(IFLA_BR_VLAN_FILTERING, &[1]);
+    let wide = value(IFLA_BR_VLAN_FILTERING, &[1, 0, 0, 0]);
+    // The forward delay, a number of 32 bits, has 16.
+    let delay = value(1, &[1, 0]);
+    let future = value(200, &[1]);
+    for (data, expected) in [
+        (vec![filtering.clone(), delay.clone()], Some(true)),
+        (vec![delay, future, filtering], Some(true)),
+        (vec![wide], None),
+    ] {
+        let information = [
+            string(IFLA_INFO_KIND, "bridge"),
+            nested(IFLA_INFO_DATA, &data),
+        ];
+        let link = named(&[nested(IFLA_LINKINFO, &information)]);
+        assert!(link.is_bridge());
+        assert_eq!(link.vlan_filtering, expected, "{data:?}");
+    }
+}
+
+/// Any program with CAP_NET_ADMIN in a network namespace can give such a name.
+#[test]
+fn odd_names_are_replaced() {
+    let properties = [
+        value(IFLA_ALT_IFNAME, b"\xfe\0"),
+        string(200, "of a future kernel"),
+        string(IFLA_ALT_IFNAME, "second"),
+    ];
+    let attributes = [
+        value(IFLA_IFNAME, b"l\xffo\0"),
+        value(IFLA_PHYS_PORT_NAME, b"p\xff"),
+        nested(IFLA_PROP_LIST, &properties),
+    ];
+    let family = AddressFamily::Unspec;
+    let link = Link::of(&message(family, 7, LinkFlags::empty(), &attributes)).unwrap();
+    assert_eq!(link.name, "l\u{fffd}o");
+    assert_eq!(link.phys_port_name.as_deref(), Some("p\u{fffd}"));
+    assert_eq!(link.alternative_names, ["\u{fffd}", "second"]);
+}
+
 #[test]
 fn gaps_and_contradictions_are_malformed() {
-    let nameless = message(AF_UNSPEC, 7, 0, &[value(IFLA_MTU, &1500_u32.to_ne_bytes())]);
-    let named = |more: DefaultNla| {
-        let attributes = [string(IFLA_IFNAME, "a"), more];
-        Link::of(&message(AF_UNSPEC, 7, 0, &attributes))
+    let of = |index, attributes: &[DefaultNla]| {
+        let family = AddressFamily::Unspec;
+        Link::of(&message(family, index, LinkFlags::empty(), attributes))
     };
-    assert!(Link::of(&nameless).is_err());
-    assert!(named(value(IFLA_MTU, &[1, 2])).is_err());
-    assert!(named(value(IFLA_MASTER, &[])).is_err());
-    assert!(named(value(IFLA_PHYS_SWITCH_ID, &[0; 33])).is_err());
-    assert_eq!(
-        named(value(IFLA_PHYS_SWITCH_ID, &[]))
-            .unwrap()
-            .phys_switch_id,
-        None
-    );
-    assert_eq!(
-        named(string(IFLA_PHYS_PORT_NAME, ""))
-            .unwrap()
-            .phys_port_name,
-        None
-    );
+    assert!(of(7, &[value(IFLA_MTU, &1500_u32.to_ne_bytes())]).is_err());
     for index in [0, u32::MAX, 1 << 31] {
-        let odd = message(AF_UNSPEC, index, 0, &[string(IFLA_IFNAME, "a")]);
-        assert!(Link::of(&odd).is_err(), "{index}");
+        assert!(of(index, &[string(IFLA_IFNAME, "a")]).is_err(), "{index}");
     }
     for messages in [vec![], vec![bridge(), port()]] {
         assert!(only(&answer(messages), Link::of).is_err());
     }
 }
 
-fn info(flags: u16, vlan: u16) -> DefaultNla {
-    let mut bytes = flags.to_ne_bytes().to_vec();
+fn info(flags: Flags, vlan: u16) -> DefaultNla {
+    let mut bytes = flags.bits().to_ne_bytes().to_vec();
     bytes.extend(vlan.to_ne_bytes());
     value(IFLA_BRIDGE_VLAN_INFO, &bytes)
 }
 
 fn vlans(infos: &[DefaultNla]) -> Answer {
     let specification = nested(IFLA_AF_SPEC | 0x8000, infos);
-    let other = message(AF_BRIDGE, 9, 0, &[nested(IFLA_AF_SPEC, &[info(6, 5)])]);
-    let own_switch = message(
-        AF_BRIDGE,
-        8,
-        0,
-        &[nested(IFLA_AF_SPEC, &[value(1, &[0, 0])])],
-    );
-    answer(vec![
-        other,
-        message(AF_BRIDGE, 8, 0, &[specification]),
-        own_switch,
-    ])
+    let of = |index, specification| {
+        let family = AddressFamily::Bridge;
+        message(family, index, LinkFlags::empty(), &[specification])
+    };
+    let other = nested(IFLA_AF_SPEC, &[info(Flags::Pvid | Flags::Untagged, 5)]);
+    let own_switch = nested(IFLA_AF_SPEC, &[value(1, &[0, 0])]);
+    answer(vec![of(9, other), of(8, specification), of(8, own_switch)])
 }
 
 fn vlan(number: u16) -> VlanId {
@@ -152,41 +223,46 @@ fn vlan(number: u16) -> VlanId {
 
 #[test]
 fn vlans_of_a_port_are_read() {
-    let untagged = BRIDGE_VLAN_INFO_PVID | BRIDGE_VLAN_INFO_UNTAGGED;
+    let untagged = Flags::Pvid | Flags::Untagged;
     let found = vlans(&[
         info(untagged, 1),
-        info(BRIDGE_VLAN_INFO_RANGE_BEGIN, 10),
-        info(BRIDGE_VLAN_INFO_RANGE_END, 4094),
+        info(Flags::RangeBegin, 10),
+        info(Flags::RangeEnd, 4094),
     ]);
     let found = vlans_of(&found, 8).unwrap();
     assert_eq!(found.len(), 1 + 4085);
     assert_eq!(found[0], PortVlan::access(vlan(1)));
     assert_eq!((found[1].vlan, found[4085].vlan), (vlan(10), vlan(4094)));
     assert!(!found[1].pvid && !found[1].untagged);
+    // Of a future kernel: a longer structure, another attribute.
+    let longer = [untagged.bits(), 1, 9, 9].map(u16::to_ne_bytes).concat();
+    let longer = value(IFLA_BRIDGE_VLAN_INFO, &longer);
+    let found = vlans_of(&vlans(&[value(200, &[1]), longer]), 8);
+    assert_eq!(found, Ok(vec![PortVlan::access(vlan(1))]));
     assert_eq!(vlans_of(&vlans(&[]), 8), Ok(Vec::new()));
     assert_eq!(vlans_of(&answer(vec![]), 8), Ok(Vec::new()));
 }
 
 #[test]
 fn impossible_vlans_are_malformed() {
-    let (begin, end) = (BRIDGE_VLAN_INFO_RANGE_BEGIN, BRIDGE_VLAN_INFO_RANGE_END);
+    let (begin, end) = (Flags::RangeBegin, Flags::RangeEnd);
     for infos in [
-        vec![info(0, 0)],
-        vec![info(0, 4095)],
-        vec![info(0, u16::MAX)],
+        vec![info(Flags::empty(), 0)],
+        vec![info(Flags::empty(), 4095)],
+        vec![info(Flags::empty(), u16::MAX)],
         vec![value(IFLA_BRIDGE_VLAN_INFO, &[0, 0, 1])],
         vec![info(begin, 5)],
         vec![info(end, 5)],
         vec![info(begin, 5), info(begin, 6)],
-        vec![info(begin, 5), info(0, 6)],
+        vec![info(begin, 5), info(Flags::empty(), 6)],
         vec![info(begin, 6), info(end, 5)],
-        vec![info(0, 5), info(0, 5)],
-        vec![info(0, 5), info(0, 4)],
-        vec![info(begin, 1), info(end, 9), info(0, 9)],
+        vec![info(Flags::empty(), 5), info(Flags::empty(), 5)],
+        vec![info(Flags::empty(), 5), info(Flags::empty(), 4)],
+        vec![info(begin, 1), info(end, 9), info(Flags::empty(), 9)],
     ] {
         assert!(vlans_of(&vlans(&infos), 8).is_err(), "{infos:?}");
     }
-    let mut twice = vlans(&[info(0, 5)]);
+    let mut twice = vlans(&[info(Flags::empty(), 5)]);
     twice.messages.push(twice.messages[1].clone());
     assert!(vlans_of(&twice, 8).is_err());
 }
@@ -295,7 +371,8 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
         cut in any::<prop::sample::Index>(),
     ) {
-        let ranges = [info(8, 10), info(16, 20), info(6, 30)];
+        let range = [info(Flags::RangeBegin, 10), info(Flags::RangeEnd, 20)];
+        let ranges = [range.as_slice(), &[info(Flags::Pvid, 30)]].concat();
         for mut message in [bridge(), port(), vlans(&ranges).messages.remove(1)] {
             for (index, byte) in &changes {
                 let length = message.attributes.len();

@@ -3,14 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 
-use netlink_packet_core::DefaultNla;
+use netlink_packet_route::link::{
+    AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags, LinkAttribute,
+};
 use serde::{Deserialize, Serialize};
 
-use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::Attributes;
 use crate::netlink::error::Malformed;
-use crate::netlink::message::{nested, value};
+
+/// In IFLA_AF_SPEC of AF_BRIDGE.
+pub(super) const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
 
 /// The number of a VLAN, 1 to 4094 (IEEE 802.1Q: 0 is none, 4095 is reserved).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -89,53 +92,48 @@ impl PortVlan {
         }
     }
 
-    fn of(vlan: VlanId, flags: u16) -> Self {
+    fn of(vlan: VlanId, flags: BridgeVlanInfoFlags) -> Self {
         Self {
             vlan,
-            pvid: flags & BRIDGE_VLAN_INFO_PVID != 0,
-            untagged: flags & BRIDGE_VLAN_INFO_UNTAGGED != 0,
+            pvid: flags.contains(BridgeVlanInfoFlags::Pvid),
+            untagged: flags.contains(BridgeVlanInfoFlags::Untagged),
         }
     }
 
     /// The attribute that adds a port to it, or removes it.
-    pub(super) fn attribute(self) -> DefaultNla {
-        let flags = if self.pvid { BRIDGE_VLAN_INFO_PVID } else { 0 }
-            | if self.untagged {
-                BRIDGE_VLAN_INFO_UNTAGGED
-            } else {
-                0
-            };
-        let mut bytes = flags.to_ne_bytes().to_vec();
-        bytes.extend(self.vlan.get().to_ne_bytes());
-        nested(IFLA_AF_SPEC, &[value(IFLA_BRIDGE_VLAN_INFO, &bytes)])
+    pub(super) fn attribute(self) -> LinkAttribute {
+        let mut flags = BridgeVlanInfoFlags::empty();
+        flags.set(BridgeVlanInfoFlags::Pvid, self.pvid);
+        flags.set(BridgeVlanInfoFlags::Untagged, self.untagged);
+        let vid = self.vlan.get();
+        let vlan = AfSpecBridge::VlanInfo(BridgeVlanInfo { flags, vid });
+        LinkAttribute::AfSpecBridge(vec![vlan])
     }
 }
 
 /// Reads the VLANs of one AF_BRIDGE message, in which adjacent VLANs with equal flags may form a
-/// range: its first and its last.
+/// range: its first and its last. A VLAN is never left out: a port without it is another port.
 pub(super) fn of_message(attributes: &[u8]) -> Result<Vec<PortVlan>, Malformed> {
     let mut found: Vec<PortVlan> = Vec::new();
-    for list in Attributes::parse(attributes)?.each(IFLA_AF_SPEC) {
-        let mut begun: Option<(u16, u16)> = None;
+    for list in Attributes::parse(attributes)?.each(libc::IFLA_AF_SPEC) {
+        let mut begun: Option<(u16, BridgeVlanInfoFlags)> = None;
         // Ranges of all VLANs are at most 4094 attributes of 8 bytes; Attributes has a separate
         // limit.
         let kind = IFLA_BRIDGE_VLAN_INFO;
         for bytes in Attributes::parse(list)?.each(kind) {
-            let (flags, number) = match bytes {
-                [a, b, c, d, ..] => (u16::from_ne_bytes([*a, *b]), u16::from_ne_bytes([*c, *d])),
-                _ => return Err(Malformed::attribute(kind, "it is too short")),
-            };
-            let bad = |_| Malformed::attribute(kind, format!("{number} is not a VLAN"));
-            let vlan = VlanId::try_from(number).map_err(bad)?;
-            if flags & BRIDGE_VLAN_INFO_RANGE_BEGIN != 0 {
-                begun = Some((number, flags));
+            let known = bytes.get(..BridgeVlanInfo::LENGTH).unwrap_or(bytes);
+            let BridgeVlanInfo { flags, vid } = BridgeVlanInfo::try_from(known)
+                .map_err(|error| Malformed::attribute(kind, error.to_string()))?;
+            let bad = |_| Malformed::attribute(kind, format!("{vid} is not a VLAN"));
+            let vlan = VlanId::try_from(vid).map_err(bad)?;
+            if flags.contains(BridgeVlanInfoFlags::RangeBegin) {
+                begun = Some((vid, flags));
                 continue;
             }
+            let ends = flags.contains(BridgeVlanInfoFlags::RangeEnd);
             let (first, flags) = match begun.take() {
-                Some((first, flags_of_range)) if flags & BRIDGE_VLAN_INFO_RANGE_END != 0 => {
-                    (first, flags_of_range)
-                }
-                None if flags & BRIDGE_VLAN_INFO_RANGE_END == 0 => (vlan.get(), flags),
+                Some(range) if ends => range,
+                None if !ends => (vid, flags),
                 _ => return Err(Malformed::attribute(kind, "a range has one end only")),
             };
             if first > vlan.get() {

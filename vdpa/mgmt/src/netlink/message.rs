@@ -4,6 +4,9 @@
 //!   generic netlink   struct genlmsghdr   4 bytes  (include/uapi/linux/genetlink.h)
 //!   rtnetlink, links  struct ifinfomsg   16 bytes  (include/uapi/linux/rtnetlink.h)
 //! ```
+//!
+//! Requests to rtnetlink are messages of netlink-packet-route. Answers keep their attributes raw,
+//! since that crate rejects a whole message with one odd attribute.
 
 use netlink_packet_core::{
     DecodeError, DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST,
@@ -45,11 +48,9 @@ pub(crate) enum Mode {
 pub(crate) struct Request {
     /// `nlmsg_type`: in generic netlink the family's number.
     pub(crate) message_type: u16,
-    /// The header before the attributes, of [`Protocol::header_length`] bytes.
-    pub(crate) header: Vec<u8>,
     pub(crate) mode: Mode,
-    /// In the order of sending.
-    pub(crate) attributes: Vec<DefaultNla>,
+    /// A header, then attributes.
+    payload: Vec<u8>,
 }
 
 impl Request {
@@ -61,11 +62,21 @@ impl Request {
         mode: Mode,
         attributes: Vec<DefaultNla>,
     ) -> Self {
+        let mut payload = vec![command, version, 0, 0];
+        payload.extend(encoded(&attributes.as_slice()));
         Self {
             message_type: family,
-            header: vec![command, version, 0, 0],
             mode,
-            attributes,
+            payload,
+        }
+    }
+
+    /// A request to rtnetlink.
+    pub(crate) fn route(message_type: u16, mode: Mode, message: &impl Emitable) -> Self {
+        Self {
+            message_type,
+            mode,
+            payload: encoded(message),
         }
     }
 
@@ -95,13 +106,11 @@ impl NetlinkSerializable for Outgoing<'_> {
     }
 
     fn buffer_len(&self) -> usize {
-        self.0.header.len() + self.0.attributes.as_slice().buffer_len()
+        self.0.payload.len()
     }
 
     fn serialize(&self, buffer: &mut [u8]) {
-        let (header, attributes) = buffer.split_at_mut(self.0.header.len());
-        header.copy_from_slice(&self.0.header);
-        self.0.attributes.as_slice().emit(attributes);
+        buffer.copy_from_slice(&self.0.payload);
     }
 }
 
@@ -164,6 +173,13 @@ pub(crate) fn string(kind: u16, text: &str) -> DefaultNla {
     DefaultNla::new(kind, value)
 }
 
+/// The bytes of a message or of attributes.
+pub(crate) fn encoded(message: &impl Emitable) -> Vec<u8> {
+    let mut bytes = vec![0; message.buffer_len()];
+    message.emit(&mut bytes);
+    bytes
+}
+
 /// An attribute with a value in the machine's byte order.
 pub(crate) fn value(kind: u16, bytes: &[u8]) -> DefaultNla {
     DefaultNla::new(kind, bytes.to_vec())
@@ -174,10 +190,7 @@ pub(crate) fn nested_flagged(kind: u16, attributes: &[DefaultNla]) -> DefaultNla
     nested(kind | NLA_F_NESTED, attributes)
 }
 
-/// Nested attributes without the flag. For links the kernel accepts both; iproute2 does not set
-/// NLA_F_NESTED for links either.
+/// Nested attributes without the flag.
 pub(crate) fn nested(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
-    let mut bytes = vec![0; attributes.buffer_len()];
-    attributes.emit(&mut bytes);
-    DefaultNla::new(kind, bytes)
+    DefaultNla::new(kind, encoded(&attributes))
 }

@@ -10,6 +10,8 @@
 //! a kernel. `socket` is the file descriptor, `worker` the thread. The crate netlink-packet-core
 //! provides headers, errors and attribute iteration; it has no dependencies. This module has no
 //! code for links or for any family except the controller, which assigns the families' numbers.
+//!
+//! docs/design/decisions.md has the faults of rtnetlink and netlink-proto that this module avoids.
 
 pub(super) mod attributes;
 pub(super) mod error;

@@ -7,30 +7,23 @@
 //! ```
 //!
 //! Only the index is read. The header of links is 16 bytes long, so the first attribute, which each
-//! address has, is parsed as a part of the header.
+//! address has, is split off as a part of the header.
 
 use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
+
+use netlink_packet_route::address::{AddressHeader, AddressMessage};
 
 use crate::error::Error;
 use crate::netlink::error::CallError;
 use crate::netlink::message::{Message, Mode, Protocol, Request};
 use crate::netlink::worker::Worker;
 
-/// include/uapi/linux/rtnetlink.h
-const RTM_NEWADDR: u16 = 20;
-const RTM_GETADDR: u16 = 22;
-
 /// Indexes of the interfaces in this network namespace that have an address.
 pub(super) fn interfaces_with_one(patience: Duration) -> Result<HashSet<u32>, Error> {
     let worker = Worker::start(Protocol::Route, patience)?;
-    let request = Request {
-        message_type: RTM_GETADDR,
-        header: vec![0; Protocol::Route.header_length()],
-        mode: Mode::Dump,
-        attributes: Vec::new(),
-    };
+    let request = Request::route(libc::RTM_GETADDR, Mode::Dump, &AddressMessage::default());
     let answer = worker.call(request).map_err(|error| {
         Error::netlink(match error {
             CallError::Socket(error) => error,
@@ -41,11 +34,11 @@ pub(super) fn interfaces_with_one(patience: Duration) -> Result<HashSet<u32>, Er
 }
 
 fn index(message: &Message) -> Option<u32> {
-    if message.message_type != RTM_NEWADDR {
+    if message.message_type != libc::RTM_NEWADDR {
         return None;
     }
-    let bytes = message.header.get(4..8)?;
-    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+    let header = AddressHeader::parse(&message.header).ok()?;
+    Some(header.index)
 }
 
 #[cfg(test)]
@@ -62,14 +55,14 @@ mod tests {
     #[test]
     fn other_messages_and_short_ones_are_ignored() {
         let mut message = Message {
-            message_type: RTM_NEWADDR,
+            message_type: libc::RTM_NEWADDR,
             header: vec![2, 24, 0, 0, 7, 0, 0, 0, 8, 0, 1, 0, 10, 0, 0, 1],
             attributes: Vec::new(),
         };
         assert_eq!(index(&message), Some(u32::from_ne_bytes([7, 0, 0, 0])));
         message.header.truncate(7);
         assert_eq!(index(&message), None);
-        message.message_type = RTM_GETADDR;
+        message.message_type = libc::RTM_GETADDR;
         assert_eq!(index(&message), None);
     }
 }

@@ -1,38 +1,64 @@
 //! Decodes RTM_NEWLINK into a [`Link`], with bounds checks. Structures may be longer than known
-//! here (on newer kernels), never shorter.
+//! here, on newer kernels.
+//!
+//! The types of netlink-packet-route do not serve here. They read a setting that the driver does
+//! not know as off, and an unknown VLAN protocol as 802.1Q. [`super::Links::set`] would restore
+//! both.
 
-use super::settings::{LinkState, Rates, Vlan};
-use super::uapi::*;
+use super::settings::{ETH_P_8021Q, LinkState, Rates, Vlan};
 use super::{Link, VirtualFunction};
-use crate::link::uapi::IFLA_IFNAME;
+use crate::link::header;
 use crate::netlink::attributes::Attributes;
 use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
+
+// include/uapi/linux/if_link.h; Linux 6.12
+
+/// In IFLA_VFINFO_LIST, one for each virtual function.
+pub(super) const IFLA_VF_INFO: u16 = 1;
+
+/// struct ifla_vf_mac: u32 vf, 32 bytes of which six are an Ethernet address.
+pub(super) const IFLA_VF_MAC: u16 = 1;
+/// struct ifla_vf_vlan: u32 vf, vlan, qos.
+pub(super) const IFLA_VF_VLAN: u16 = 2;
+/// struct ifla_vf_tx_rate: u32 vf, rate.
+pub(super) const IFLA_VF_TX_RATE: u16 = 3;
+/// struct ifla_vf_spoofchk: u32 vf, setting.
+pub(super) const IFLA_VF_SPOOFCHK: u16 = 4;
+/// struct ifla_vf_link_state: u32 vf, link_state.
+pub(super) const IFLA_VF_LINK_STATE: u16 = 5;
+/// struct ifla_vf_rate: u32 vf, min_tx_rate, max_tx_rate.
+pub(super) const IFLA_VF_RATE: u16 = 6;
+/// struct ifla_vf_rss_query_en: u32 vf, setting.
+pub(super) const IFLA_VF_RSS_QUERY_EN: u16 = 7;
+/// struct ifla_vf_trust: u32 vf, setting.
+pub(super) const IFLA_VF_TRUST: u16 = 9;
+/// Attributes IFLA_VF_VLAN_INFO.
+pub(super) const IFLA_VF_VLAN_LIST: u16 = 12;
+
+/// struct ifla_vf_vlan_info: u32 vf, vlan, qos, big-endian u16 protocol, two bytes of padding.
+pub(super) const IFLA_VF_VLAN_INFO: u16 = 1;
+
+/// A setting that the driver does not know.
+pub(super) const SETTING_UNKNOWN: u32 = u32::MAX;
 
 /// Bits of an attribute's type that are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
 impl Link {
-    /// Reads RTM_NEWLINK: `struct ifinfomsg` (family u8, padding, type u16, index i32, flags,
-    /// change), then attributes.
+    /// Reads RTM_NEWLINK.
     pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
-        let index = message
-            .header
-            .get(4..8)
-            .and_then(|index| index.try_into().ok());
-        let index = index.map(i32::from_ne_bytes);
+        let header = header(message)?;
         let attributes = Attributes::parse(&message.attributes)?;
         let mut virtual_functions = Vec::new();
         for (kind, value) in attributes.iter() {
-            if kind & NLA_TYPE_MASK == IFLA_VFINFO_LIST {
+            if kind & NLA_TYPE_MASK == libc::IFLA_VFINFO_LIST {
                 virtual_functions = list(value)?;
             }
         }
         Ok(Self {
-            index: index
-                .filter(|&index| index > 0)
-                .ok_or_else(|| Malformed::new("link", "it has no index"))?,
-            name: attributes.needed_string(IFLA_IFNAME)?,
+            index: header.index,
+            name: attributes.needed_string(libc::IFLA_IFNAME)?,
             virtual_functions,
         })
     }
@@ -48,82 +74,69 @@ fn list(bytes: &[u8]) -> Result<Vec<VirtualFunction>, Malformed> {
     Ok(found)
 }
 
+/// Structures that are too short are left out.
 fn virtual_function(bytes: &[u8]) -> Result<VirtualFunction, Malformed> {
-    let attributes = Attributes::parse(bytes)?;
     let mut index = None;
     let mut found = VirtualFunction::default();
     // The list repeats the VLAN, with the protocol, and takes precedence.
     let mut vlan_of_list = None;
-    for (kind, value) in attributes.iter() {
+    for (kind, value) in Attributes::parse(bytes)?.iter() {
         let kind = kind & NLA_TYPE_MASK;
+        let one = || word(value, 1);
+        let two = || one().zip(word(value, 2));
         match kind {
-            IFLA_VF_MAC => {
-                let mac = value.get(4..10).and_then(|mac| mac.try_into().ok());
-                found.mac = Some(mac.ok_or_else(|| short(kind))?);
-            }
+            IFLA_VF_MAC => found.mac = value.get(4..10).and_then(|mac| mac.try_into().ok()),
             IFLA_VF_VLAN => {
-                let (vlan, qos) = (word(kind, value, 1)?, word(kind, value, 2)?);
-                found.vlan = Vlan::from_kernel(vlan, qos, ETH_P_8021Q);
+                found.vlan = two().and_then(|(id, qos)| Vlan::from_kernel(id, qos, ETH_P_8021Q));
             }
-            IFLA_VF_VLAN_LIST => vlan_of_list = vlans(value)?,
+            IFLA_VF_VLAN_LIST => {
+                vlan_of_list = outermost_vlan(value);
+                // Its structures have the function's number, the list has none.
+                continue;
+            }
             // Of old kernels, without a minimum rate.
             IFLA_VF_TX_RATE if found.rates.is_none() => {
-                let max = word(kind, value, 1)?;
-                found.rates = Some(Rates { min: 0, max });
+                found.rates = one().map(|max| Rates { min: 0, max });
             }
-            IFLA_VF_RATE => {
-                let (min, max) = (word(kind, value, 1)?, word(kind, value, 2)?);
-                found.rates = Some(Rates { min, max });
-            }
-            IFLA_VF_SPOOFCHK => found.spoof_check = switch(kind, value)?,
-            IFLA_VF_TRUST => found.trust = switch(kind, value)?,
-            IFLA_VF_RSS_QUERY_EN => found.query_rss = switch(kind, value)?,
-            IFLA_VF_LINK_STATE => found.link_state = LinkState::of(word(kind, value, 1)?),
+            IFLA_VF_RATE => found.rates = two().map(|(min, max)| Rates { min, max }),
+            IFLA_VF_SPOOFCHK => found.spoof_check = switch(one()),
+            IFLA_VF_TRUST => found.trust = switch(one()),
+            IFLA_VF_RSS_QUERY_EN => found.query_rss = switch(one()),
+            IFLA_VF_LINK_STATE => found.link_state = one().and_then(LinkState::of),
             _ => continue,
         }
-        // Each structure except the list begins with the function's number.
-        if kind != IFLA_VF_VLAN_LIST {
-            let number = word(kind, value, 0)?;
-            if index.is_some_and(|index| index != number) {
-                return Err(Malformed::attribute(kind, "it is about another function"));
-            }
-            index = Some(number);
+        let Some(number) = word(value, 0) else {
+            continue;
+        };
+        if index.is_some_and(|index| index != number) {
+            return Err(Malformed::attribute(kind, "it is about another function"));
         }
+        index = Some(number);
     }
     found.index = index.ok_or_else(|| Malformed::new("virtual function", "it has no number"))?;
     found.vlan = vlan_of_list.or(found.vlan);
     Ok(found)
 }
 
-/// The outermost VLAN of a list; kernels have one.
-fn vlans(bytes: &[u8]) -> Result<Option<Vlan>, Malformed> {
-    for (kind, value) in Attributes::parse(bytes)?.iter() {
-        let kind = kind & NLA_TYPE_MASK;
-        if kind != IFLA_VF_VLAN_INFO {
-            continue;
-        }
-        let (vlan, qos) = (word(kind, value, 1)?, word(kind, value, 2)?);
-        let protocol = value.get(12..14).and_then(|bytes| bytes.try_into().ok());
-        let protocol = u16::from_be_bytes(protocol.ok_or_else(|| short(kind))?);
-        return Ok(Vlan::from_kernel(vlan, qos, protocol));
-    }
-    Ok(None)
+/// The first VLAN of a list; kernels have one.
+fn outermost_vlan(bytes: &[u8]) -> Option<Vlan> {
+    let list = Attributes::parse(bytes).ok()?;
+    let mut list = list.iter();
+    let (_, value) = list.find(|(kind, _)| kind & NLA_TYPE_MASK == IFLA_VF_VLAN_INFO)?;
+    let protocol = u16::from_be_bytes(value.get(12..14)?.try_into().ok()?);
+    Vlan::from_kernel(word(value, 1)?, word(value, 2)?, protocol)
 }
 
 /// A setting that is on, off, or unknown to the driver.
-fn switch(kind: u16, value: &[u8]) -> Result<Option<bool>, Malformed> {
-    let setting = word(kind, value, 1)?;
-    Ok((setting != SETTING_UNKNOWN).then_some(setting != 0))
+fn switch(setting: Option<u32>) -> Option<bool> {
+    setting
+        .filter(|&setting| setting != SETTING_UNKNOWN)
+        .map(|setting| setting != 0)
 }
 
 /// The number at a position of a structure of 32-bit numbers.
-fn word(kind: u16, value: &[u8], position: usize) -> Result<u32, Malformed> {
+fn word(value: &[u8], position: usize) -> Option<u32> {
     let start = position * 4;
-    let bytes = value.get(start..start + 4);
-    let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
-    bytes.map(u32::from_ne_bytes).ok_or_else(|| short(kind))
-}
-
-fn short(kind: u16) -> Malformed {
-    Malformed::attribute(kind, "it is too short")
+    let bytes = value.get(start..start + 4)?;
+    bytes.try_into().ok().map(u32::from_ne_bytes)
 }

@@ -2,18 +2,14 @@
 
 use std::time::Duration;
 
-use netlink_packet_core::DefaultNla;
-
 use super::settings::Setting;
-use super::uapi::{IFLA_VF_INFO, IFLA_VFINFO_LIST};
 use super::{Link, VirtualFunction};
 use crate::DEFAULT_PATIENCE;
 use crate::error::{Error, ErrorKind};
-use crate::link;
-use crate::link::uapi::*;
+use crate::link::{self, request};
 use crate::netlink::error::Refusal;
 use crate::netlink::exchange::Answer;
-use crate::netlink::message::{Mode, Request, nested, string, value};
+use crate::netlink::message::Request;
 
 /// Virtual functions through the kernel's network interfaces, those of this network namespace. One
 /// thread sends all requests, one after the other.
@@ -60,12 +56,8 @@ impl Links {
             return Err(Error::new(ErrorKind::BadName, message));
         }
         let operation = format!("show virtual functions of {interface}");
-        let mask = RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS;
-        let attributes = vec![
-            string(IFLA_IFNAME, interface),
-            value(IFLA_EXT_MASK, &mask.to_ne_bytes()),
-        ];
-        let answer = self.call(&operation, interface, RTM_GETLINK, 0, attributes)?;
+        let request = request::show_virtual_functions(interface);
+        let answer = self.call(&operation, interface, false, request)?;
         link::only(&answer, Link::of).map_err(Error::malformed(&operation))
     }
 
@@ -143,29 +135,20 @@ impl Links {
             setting.name(),
             link.name
         );
-        let information = nested(IFLA_VF_INFO, &[setting.attribute(virtual_function)]);
-        let attributes = vec![nested(IFLA_VFINFO_LIST, &[information])];
-        self.call(&operation, &link.name, RTM_SETLINK, link.index, attributes)
-            .map(drop)
+        let setting = setting.attribute(virtual_function);
+        let request = request::set_virtual_function(link.index, setting);
+        self.call(&operation, &link.name, true, request).map(drop)
     }
 
-    /// Queries the link with this index, or the one that the attributes name.
+    /// Sends a request that shows the interface, or sets something of it.
     fn call(
         &self,
         operation: &str,
         interface: &str,
-        message_type: u16,
-        index: i32,
-        attributes: Vec<DefaultNla>,
+        sets: bool,
+        request: Request,
     ) -> Result<Answer, Error> {
-        let request = Request {
-            message_type,
-            header: link::header(AF_UNSPEC, index.cast_unsigned(), 0, 0),
-            mode: Mode::Do,
-            attributes,
-        };
         self.connection.call(request).map_err(|error| {
-            let sets = message_type == RTM_SETLINK;
             let refused = |refusal| refused(operation, interface, sets, refusal);
             link::TEXTS.explain(&operation, error, self.connection.patience(), refused)
         })

@@ -2,11 +2,17 @@
 
 use std::fmt;
 
-use netlink_packet_core::DefaultNla;
+use netlink_packet_core::{DefaultNla, Nla as _};
+use netlink_packet_route::link::{
+    VfInfo, VfInfoLinkState, VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfLinkState,
+    VfVlan, VfVlanInfo, VlanProtocol as KnownProtocol,
+};
 
-use super::uapi::*;
 use crate::error::{Error, ErrorKind};
-use crate::netlink::message::nested;
+
+/// EtherTypes (include/uapi/linux/if_ether.h).
+pub(super) const ETH_P_8021Q: u16 = 0x8100;
+const ETH_P_8021AD: u16 = 0x88a8;
 
 /// The largest VLAN; 4095 is reserved (IEEE 802.1Q).
 const VLAN_MAX: u16 = 4094;
@@ -105,6 +111,26 @@ impl Vlan {
         })
     }
 
+    /// Its attribute in the list of a virtual function.
+    fn attribute(&self, virtual_function: u32) -> VfVlan {
+        let known = match self.protocol {
+            VlanProtocol::Dot1Ad => KnownProtocol::Ieee8021Ad,
+            VlanProtocol::Dot1Q | VlanProtocol::Other(_) => KnownProtocol::Ieee8021Q,
+        };
+        let (id, qos) = (u32::from(self.id), u32::from(self.qos));
+        let attribute = VfVlan::Info(VfVlanInfo::new(virtual_function, id, qos, known));
+        let VlanProtocol::Other(other) = self.protocol else {
+            return attribute;
+        };
+        // The crate has no other protocol, and a driver gets back what it reported.
+        let mut bytes = vec![0; attribute.value_len()];
+        attribute.emit_value(&mut bytes);
+        if let Some(protocol) = bytes.get_mut(12..14) {
+            protocol.copy_from_slice(&other.to_be_bytes());
+        }
+        VfVlan::Other(DefaultNla::new(attribute.kind(), bytes))
+    }
+
     /// Its number; 0 for no VLAN.
     #[must_use]
     pub fn id(&self) -> u16 {
@@ -166,14 +192,6 @@ impl LinkState {
             1 => Some(Self::Enable),
             2 => Some(Self::Disable),
             _ => None,
-        }
-    }
-
-    fn number(self) -> u32 {
-        match self {
-            Self::Auto => 0,
-            Self::Enable => 1,
-            Self::Disable => 2,
         }
     }
 }
@@ -265,32 +283,25 @@ impl Setting {
     }
 
     /// The attribute that sets it for a virtual function.
-    pub(super) fn attribute(&self, virtual_function: u32) -> DefaultNla {
-        let numbers = |kind, values: &[u32]| {
-            let values = std::iter::once(&virtual_function).chain(values);
-            let bytes: Vec<u8> = values.flat_map(|value| value.to_ne_bytes()).collect();
-            DefaultNla::new(kind, bytes)
-        };
+    pub(crate) fn attribute(&self, virtual_function: u32) -> VfInfo {
         match self {
-            Self::Mac(mac) => {
-                let mut bytes = virtual_function.to_ne_bytes().to_vec();
-                bytes.extend(mac);
-                bytes.resize(4 + MAX_ADDR_LEN, 0);
-                DefaultNla::new(IFLA_VF_MAC, bytes)
+            Self::Mac(mac) => VfInfo::Mac(VfInfoMac::new(virtual_function, mac)),
+            Self::Vlan(vlan) => VfInfo::VlanList(vec![vlan.attribute(virtual_function)]),
+            Self::Rates(rates) => {
+                VfInfo::Rate(VfInfoRate::new(virtual_function, rates.min, rates.max))
             }
-            Self::Vlan(vlan) => {
-                let mut bytes = virtual_function.to_ne_bytes().to_vec();
-                bytes.extend(u32::from(vlan.id).to_ne_bytes());
-                bytes.extend(u32::from(vlan.qos).to_ne_bytes());
-                bytes.extend(vlan.protocol.ether_type().to_be_bytes());
-                bytes.extend([0; 2]);
-                let info = DefaultNla::new(IFLA_VF_VLAN_INFO, bytes);
-                nested(IFLA_VF_VLAN_LIST, &[info])
+            Self::SpoofCheck(on) => {
+                VfInfo::SpoofCheck(VfInfoSpoofCheck::new(virtual_function, *on))
             }
-            Self::Rates(rates) => numbers(IFLA_VF_RATE, &[rates.min, rates.max]),
-            Self::SpoofCheck(on) => numbers(IFLA_VF_SPOOFCHK, &[u32::from(*on)]),
-            Self::LinkState(state) => numbers(IFLA_VF_LINK_STATE, &[state.number()]),
-            Self::Trust(on) => numbers(IFLA_VF_TRUST, &[u32::from(*on)]),
+            Self::LinkState(state) => {
+                let state = match state {
+                    LinkState::Auto => VfLinkState::Auto,
+                    LinkState::Enable => VfLinkState::Enable,
+                    LinkState::Disable => VfLinkState::Disable,
+                };
+                VfInfo::LinkState(VfInfoLinkState::new(virtual_function, state))
+            }
+            Self::Trust(on) => VfInfo::Trust(VfInfoTrust::new(virtual_function, *on)),
         }
     }
 }

@@ -1,11 +1,11 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
-use netlink_packet_core::{DefaultNla, Emitable};
+use libc::{IFLA_IFNAME, IFLA_VFINFO_LIST, RTM_NEWLINK};
+use netlink_packet_core::{DefaultNla, Emitable, Nla as _};
 use proptest::prelude::*;
 
+use super::decode::*;
 use super::links::refused;
-use super::uapi::*;
 use super::*;
-use crate::link::uapi::{IFLA_IFNAME, RTM_NEWLINK};
 use crate::netlink::error::Refusal;
 use crate::netlink::exchange::Answer;
 use crate::netlink::message::{Message, nested, string};
@@ -29,10 +29,13 @@ fn settings() -> Vec<Setting> {
 
 /// A driver's report of a virtual function with those settings.
 fn virtual_function(index: u32) -> DefaultNla {
-    let mut attributes: Vec<DefaultNla> = settings()
-        .iter()
-        .map(|setting| setting.attribute(index))
-        .collect();
+    let raw = |setting: &Setting| {
+        let attribute = setting.attribute(index);
+        let mut bytes = vec![0; attribute.value_len()];
+        attribute.emit_value(&mut bytes);
+        DefaultNla::new(attribute.kind(), bytes)
+    };
+    let mut attributes: Vec<DefaultNla> = settings().iter().map(raw).collect();
     attributes.extend([
         numbers(IFLA_VF_VLAN, &[index, 100, 3]),
         numbers(IFLA_VF_TX_RATE, &[index, 20]),
@@ -128,7 +131,7 @@ fn contradictions_and_gaps_are_malformed() {
             nested(IFLA_VFINFO_LIST, &[info]),
         ]))
     };
-    // No number, two numbers, a structure that is too short.
+    // No number, two numbers.
     assert!(of(&[]).is_err());
     assert!(
         of(&[
@@ -147,12 +150,20 @@ fn contradictions_and_gaps_are_malformed() {
         IFLA_VF_RSS_QUERY_EN,
         IFLA_VF_TRUST,
     ] {
-        assert!(of(&[numbers(kind, &[0])]).is_err(), "{kind}");
+        // A structure that is too short, alone and beside another one.
+        assert!(of(&[DefaultNla::new(kind, vec![0, 0])]).is_err(), "{kind}");
+        let read = of(&[numbers(kind, &[4]), numbers(200, &[])]);
+        let expected = VirtualFunction {
+            index: 4,
+            ..VirtualFunction::default()
+        };
+        assert_eq!(read.unwrap().virtual_functions, [expected], "{kind}");
     }
-    // Out of range: unknown.
+    // Out of range, or a list that is cut: unknown.
     let odd = of(&[
         numbers(IFLA_VF_VLAN, &[0, 70_000, 0]),
         numbers(IFLA_VF_LINK_STATE, &[0, 9]),
+        DefaultNla::new(IFLA_VF_VLAN_LIST, vec![8, 0, 1]),
     ]);
     let odd = odd.unwrap().virtual_functions.remove(0);
     assert_eq!((odd.vlan, odd.link_state), (None, None));
