@@ -36,7 +36,7 @@ use crate::kvm::line::{InterruptLine, LevelLine};
 use crate::kvm::memory_slots::MemorySlots;
 use crate::kvm::msi::KvmMsiVectors;
 use crate::kvm::{Hypervisor, PlatformAddresses};
-use crate::layout::{self, Layout, common_physical_bits};
+use crate::layout::{self, AddressRange, Layout, common_physical_bits};
 use crate::memory::GuestRam;
 use crate::vcpu::{Buses, FaultHandler, Vcpus};
 
@@ -152,12 +152,14 @@ impl Machine {
         }
 
         // PCI.
-        let window = layout.pci_mmio64();
-        let window = MmioWindow::new(window.start, window.len).map_err(|source| {
-            // An error in the machine's layout.
-            Error::host("cannot lay out PCI memory").because(source)
-        })?;
-        let pci = Arc::new(PciBus::new(&mmio, window));
+        let window = |range: AddressRange| {
+            MmioWindow::new(range.start, range.len).map_err(|source| {
+                // An error in the machine's layout.
+                Error::host("cannot lay out PCI memory").because(source)
+            })
+        };
+        let (wide, narrow) = (window(layout.pci_mmio64())?, window(layout::PCI_MMIO32)?);
+        let pci = Arc::new(PciBus::new(&mmio, wide, Some(narrow)));
         mmio.insert(
             layout::PCI_ECAM.start,
             layout::PCI_ECAM.len,
