@@ -1052,6 +1052,15 @@ class Version(TypedDict):
     version: str
 
 
+class VfioConfig(TypedDict):
+    """A PCI function of the host for the guest, by `host` or by `path`."""
+
+    allow_pf: NotRequired[bool]
+    host: NotRequired[str | None]
+    id: NotRequired[str | None]
+    path: NotRequired[str | None]
+
+
 class Vm(TypedDict):
     """A virtual machine: its desired configuration (`labels`, `annotations`, `spec`) and its
     observed state (`status`)."""
@@ -1104,6 +1113,7 @@ class VmConfig(TypedDict):
     memory: NotRequired[str | VmConfigMemory]
     ring_watch: NotRequired[Literal["off"] | int]
     vdpa: NotRequired[list[VdpaConfig]]
+    vfio: NotRequired[list[VfioConfig]]
 
 
 class VmNicDevice(TypedDict):
@@ -1159,6 +1169,7 @@ class VmPatchSpec(TypedDict):
     restart: NotRequired[Literal["Never", "OnFailure", "Always"] | None]
     ring_watch: NotRequired[Literal["off"] | int | None]
     state: NotRequired[Literal["Running", "Stopped"] | None]
+    vfio: NotRequired[list[VfioConfig] | None]
 
 
 class VmPatch(TypedDict):
@@ -1203,6 +1214,7 @@ class VmSpec(TypedDict):
     restart: NotRequired[Literal["Never", "OnFailure", "Always"]]
     ring_watch: NotRequired[Literal["off"] | int]
     state: NotRequired[Literal["Running", "Stopped"]]
+    vfio: NotRequired[list[VfioConfig]]
 
 
 class VmStateChange(TypedDict):

@@ -13,6 +13,7 @@ use devices::legacy::power::{
 };
 use devices::legacy::serial::Serial;
 use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplug, Slot};
+use devices::vfio::Dma;
 
 use super::device_manager::DeviceManager;
 use super::devices::{self as backends, Device};
@@ -35,7 +36,7 @@ use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::line::{InterruptLine, LevelLine};
 use crate::kvm::memory_slots::MemorySlots;
 use crate::kvm::msi::KvmMsiVectors;
-use crate::kvm::{Hypervisor, PlatformAddresses};
+use crate::kvm::{self, Hypervisor, PlatformAddresses};
 use crate::layout::{self, AddressRange, Layout, common_physical_bits};
 use crate::memory::GuestRam;
 use crate::vcpu::{Buses, FaultHandler, Vcpus};
@@ -224,6 +225,14 @@ impl Machine {
             let slot = given.slots.get(&device.id).copied();
             let slot = slot.or_else(|| iommu::fixed_slot(&device.id));
             device_manager.attach(device, slot, &events)?;
+        }
+        if !config.vfio.is_empty() {
+            let dma = Dma::new(kvm::vfio::create(vm.fd())?, memory.clone());
+            let dma =
+                Arc::new(dma.map_err(|source| Error::unusable("cannot use VFIO").because(source))?);
+            for function in &config.vfio {
+                device_manager.attach_vfio(&backends::vfio_options(function), &dma)?;
+            }
         }
 
         // The descriptors that the vmm thread polls.

@@ -47,7 +47,7 @@ impl Machine {
                     answer.send(counted.map_err(RequestError::from)).is_ok()
                 }
                 Request::Save { answer } => {
-                    let allowed = self.ensure_not_migrating();
+                    let allowed = self.ensure_savable();
                     let saved = allowed.and_then(|()| self.save(QuiescedFor::Snapshot));
                     answer.send(saved).is_ok()
                 }
@@ -126,7 +126,7 @@ impl Machine {
         // A device that the guest has already ejected releases its name and slot.
         self.take_ejected();
         let id = device.id.clone();
-        if self.device_manager.named(&id).is_some() {
+        if self.device_manager.has(&id) {
             return Err(RequestError::IdInUse(id));
         }
         let slot = self.device_manager.attach(device, None, &self.events)?;

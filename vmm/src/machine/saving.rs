@@ -58,6 +58,12 @@ impl Machine {
         }
     }
 
+    /// Fails if the machine migrates, or has a device that cannot be saved.
+    pub(super) fn ensure_savable(&self) -> Result<(), RequestError> {
+        self.ensure_not_migrating()?;
+        self.device_manager.ensure_none_passed_through()
+    }
+
     /// Fails if a vCPU has failed: that vCPU must not run again, and the machine is about to end.
     pub(super) fn ensure_not_crashed(&self) -> Result<(), RequestError> {
         match self.vcpus.failure() {

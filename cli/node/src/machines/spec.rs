@@ -230,6 +230,12 @@ impl VmSpec {
     /// A path is relative, a device's name would be too long, or two devices have the same name.
     pub(crate) fn check(&self, vm: &VmName) -> Result<(), Error> {
         self.check_names()?;
+        if let Some(function) = self.machine.vfio.first() {
+            return Err(Error::invalid(format!(
+                "the daemon cannot give VFIO device {} to a VM yet: use `bellhop run --vfio`",
+                function.name()
+            )));
+        }
         let disks = self.machine.disks.iter();
         let disks = disks.map(|disk| ("a disk's path", &disk.path));
         let files = self.boot_files().chain(disks);

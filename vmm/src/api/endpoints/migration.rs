@@ -106,6 +106,7 @@ pub(super) async fn begin(
                 .into());
             }
             let machine = api.running()?;
+            api.ensure_none_passed_through()?;
             let connector = Descriptors::of(&received)?.take(config.fd)?;
             let (config, route) = on_worker(move || {
                 let route = route(&config, connector)?;

@@ -33,6 +33,7 @@ pub(super) async fn upgrade(
     JsonBody(wanted): JsonBody<UpgradeRequest>,
 ) -> Result<StatusCode, ApiError> {
     let machine = api.running()?;
+    api.ensure_none_passed_through()?;
     let program = wanted.program.clone();
     on_worker(move || crate::machine::check_program(&program)).await??;
     machine.forget_upgrade_error();
