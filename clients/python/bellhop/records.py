@@ -1169,7 +1169,6 @@ class VmPatchSpec(TypedDict):
     restart: NotRequired[Literal["Never", "OnFailure", "Always"] | None]
     ring_watch: NotRequired[Literal["off"] | int | None]
     state: NotRequired[Literal["Running", "Stopped"] | None]
-    vfio: NotRequired[list[VfioConfig] | None]
 
 
 class VmPatch(TypedDict):
@@ -1214,7 +1213,6 @@ class VmSpec(TypedDict):
     restart: NotRequired[Literal["Never", "OnFailure", "Always"]]
     ring_watch: NotRequired[Literal["off"] | int]
     state: NotRequired[Literal["Running", "Stopped"]]
-    vfio: NotRequired[list[VfioConfig]]
 
 
 class VmStateChange(TypedDict):

@@ -230,12 +230,6 @@ impl VmSpec {
     /// A path is relative, a device's name would be too long, or two devices have the same name.
     pub(crate) fn check(&self, vm: &VmName) -> Result<(), Error> {
         self.check_names()?;
-        if let Some(function) = self.machine.vfio.first() {
-            return Err(Error::invalid(format!(
-                "the daemon cannot give VFIO device {} to a VM yet: use `bellhop run --vfio`",
-                function.name()
-            )));
-        }
         let disks = self.machine.disks.iter();
         let disks = disks.map(|disk| ("a disk's path", &disk.path));
         let files = self.boot_files().chain(disks);
@@ -283,6 +277,7 @@ impl VmSpec {
             _ => Map::new(),
         };
         members.remove(VDPA);
+        members.remove(VFIO);
         for (name, value) in [
             ("nics", serde_json::to_value(&self.nics)?),
             ("state", json!(self.state)),
@@ -327,6 +322,10 @@ impl VmSpec {
         if members.contains_key(VDPA) {
             return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
         }
+        if members.contains_key(VFIO) {
+            let message = "unknown field `vfio`: only `bellhop run` passes functions through";
+            return Err(de::Error::custom(message));
+        }
         let known: Vec<String> = match Self::schema() {
             RefOr::T(Schema::Object(object)) => object.properties.into_keys().collect(),
             _ => Vec::new(),
@@ -341,8 +340,9 @@ impl VmSpec {
     }
 }
 
-/// The field of [`VmConfig`] that clients of the node cannot set.
+/// The fields of [`VmConfig`] that clients of the node cannot set.
 const VDPA: &str = "vdpa";
+const VFIO: &str = "vfio";
 
 impl<'de> Deserialize<'de> for VmSpec {
     // Written by hand: serde's `flatten` neither rejects unknown fields nor reports the position of
@@ -392,6 +392,7 @@ impl PartialSchema for VmSpec {
             _ => Object::new(),
         };
         object.properties.remove(VDPA);
+        object.properties.remove(VFIO);
         let nics = ArrayBuilder::new()
             .items(NicSpec::schema())
             .description(Some("Its NICs, in the order of their PCI slots"));
