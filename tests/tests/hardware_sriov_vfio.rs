@@ -1,9 +1,10 @@
 //! A virtual function of the SR-IOV rig, passed through to a guest by VFIO. The peer is a guest on
 //! a vDPA device of the same switch.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
@@ -29,6 +30,14 @@ fn stock(function: &VirtualFunction<'_>) -> BellhopArguments {
         .unwrap()
         .memory(&format!("{MEMORY_MIB}M"))
         .argument("--vfio", &format!("host={},id=vf", function.address()))
+}
+
+/// The memory that VFIO has pinned for the guest's process, in KiB.
+fn locked_kib(guest: &Guest) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", guest.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    let number = line.unwrap().split_whitespace().next().unwrap();
+    number.parse().unwrap()
 }
 
 /// Small and full frames, from each guest to the other.
@@ -115,6 +124,23 @@ fn a_guest_drives_a_function_by_vfio_across_reboots_and_rebinds() {
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
     function.bind("virtio-pci").unwrap();
+}
+
+#[test]
+fn a_function_that_the_host_takes_back_is_ejected() {
+    let nic = SriovNic::enable(1).unwrap();
+    let function = nic.vf(0).unwrap();
+    bind(&function);
+    let mut guest = Guest::start(&stock(&function)).unwrap();
+    assert!(locked_kib(&guest) >= MEMORY_MIB << 10);
+    // The kernel waits until the VM has closed the function.
+    let begin = Instant::now();
+    function.bind("virtio-pci").unwrap();
+    assert!(begin.elapsed() < SILENCE, "{:?}", begin.elapsed());
+    let shown = guest.command("link").unwrap();
+    assert_eq!(shown["nics"], json!([]), "{shown}");
+    assert_eq!(locked_kib(&guest), 0);
+    assert!(guest.power_off().unwrap().success());
 }
 
 /// The error of `bellhop run` for a function that it cannot use.

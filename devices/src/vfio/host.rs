@@ -51,6 +51,9 @@ pub(super) trait Host: Send + Sync + fmt::Debug {
     /// Disables MSI-X.
     fn disable_vectors(&self) -> io::Result<()>;
 
+    /// Signals this eventfd when the host wants the device back.
+    fn set_request(&self, eventfd: RawFd) -> io::Result<()>;
+
     /// Resets the function, and nothing else.
     fn reset(&self) -> io::Result<()>;
 }

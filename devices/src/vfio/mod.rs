@@ -29,10 +29,12 @@ mod open;
 mod region;
 mod uapi;
 
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use vmm_sys_util::eventfd::EventFd;
 
 pub use dma::Dma;
 pub use open::VfioOptions;
@@ -57,6 +59,8 @@ pub struct VfioPciDevice {
     /// Sizes of the BARs, by index.
     sizes: [u64; BARS],
     msix_places: MsixPlaces,
+    /// The kernel signals it when the host wants the device back.
+    request: EventFd,
     /// Whether a failed access was logged.
     failed: AtomicBool,
     state: Mutex<State>,
@@ -117,6 +121,11 @@ impl VfioPciDevice {
             .map_err(failed("cannot allocate an interrupt vector"))?;
         let msix = Msix::new(vectors)?;
         let config = device.for_guest(description, &msix_places, &msix)?;
+        let request = vdpa::eventfd::new().map_err(failed("cannot create an eventfd"))?;
+        if let Err(error) = host.set_request(request.as_raw_fd()) {
+            // Kernels before 4.0. The host then waits until the VM ends.
+            tracing::warn!(device = %id, %error, "cannot see when the host wants the device back");
+        }
         let holes = [msix_places.table, msix_places.pending];
         let bars = MappedBars::new(&*host, &description.regions, &holes, doorbells);
         Ok(Self {
@@ -124,6 +133,7 @@ impl VfioPciDevice {
             host,
             sizes: description.regions.each_ref().map(|region| region.size),
             msix_places,
+            request,
             failed: AtomicBool::new(false),
             state: Mutex::new(State {
                 touched: false,
@@ -133,6 +143,14 @@ impl VfioPciDevice {
                 bars,
             }),
         })
+    }
+
+    /// Whether the host has wanted the device back since the last call. The kernel asks again every
+    /// few seconds, and waits until the device is dropped.
+    #[must_use]
+    pub fn is_wanted_back(&self) -> bool {
+        // Non-blocking: an error means that the counter is zero.
+        self.request.read().is_ok()
     }
 
     /// Whether the device has `len` bytes at `offset` of a BAR.

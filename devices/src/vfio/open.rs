@@ -288,6 +288,10 @@ impl Host for HostDevice {
         uapi::disable_vectors(&self.file)
     }
 
+    fn set_request(&self, eventfd: RawFd) -> io::Result<()> {
+        uapi::set_request(&self.file, eventfd)
+    }
+
     fn reset(&self) -> io::Result<()> {
         uapi::reset(&self.file)
     }

@@ -34,6 +34,7 @@ struct ModelState {
     /// All writes: region, offset, data.
     writes: Vec<(u8, u64, Vec<u8>)>,
     connected: usize,
+    request: Option<RawFd>,
     resets: usize,
     maps: usize,
     fault: Option<Fault>,
@@ -124,6 +125,11 @@ impl Host for Arc<Model> {
     fn disable_vectors(&self) -> io::Result<()> {
         self.state.lock().connected = 0;
         self.fails(Fault::DisableVectors)
+    }
+
+    fn set_request(&self, eventfd: RawFd) -> io::Result<()> {
+        self.state.lock().request = Some(eventfd);
+        Ok(())
     }
 
     fn reset(&self) -> io::Result<()> {
@@ -391,6 +397,20 @@ fn vectors_are_connected_as_the_guest_unmasks_them() {
         device.reset();
         assert_eq!(rig.model.connected(), 0);
     }
+}
+
+#[test]
+fn a_request_of_the_host_is_seen_once() {
+    let rig = Rig::virtio();
+    let device = rig.open().unwrap();
+    assert!(!device.is_wanted_back());
+    assert_eq!(
+        rig.model.state.lock().request,
+        Some(device.request.as_raw_fd())
+    );
+    device.request.write(1).unwrap();
+    assert!(device.is_wanted_back());
+    assert!(!device.is_wanted_back());
 }
 
 #[test]

@@ -12,7 +12,8 @@ use std::ptr;
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE,
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
-    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_TYPE, vfio_device_info, vfio_iommu_type1_info, vfio_region_info,
+    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX, VFIO_TYPE, vfio_device_info,
+    vfio_iommu_type1_info, vfio_region_info,
 };
 
 const DEVICE_GET_INFO: u32 = VFIO_BASE + 7;
@@ -73,23 +74,35 @@ pub(super) fn region_info(device: &File, index: u32) -> io::Result<vfio_region_i
 pub(super) fn set_vectors(device: &File, first: u32, eventfds: &[RawFd]) -> io::Result<()> {
     let count = u32::try_from(eventfds.len()).unwrap_or(u32::MAX);
     let data = eventfds.iter().map(|fd| fd.cast_unsigned());
-    set_irqs(device, VFIO_IRQ_SET_DATA_EVENTFD, first, count, data)
+    let header = [
+        VFIO_IRQ_SET_DATA_EVENTFD,
+        VFIO_PCI_MSIX_IRQ_INDEX,
+        first,
+        count,
+    ];
+    set_irqs(device, header, data)
+}
+
+/// Has the kernel signal `eventfd` when the host wants the device back.
+pub(super) fn set_request(device: &File, eventfd: RawFd) -> io::Result<()> {
+    let header = [VFIO_IRQ_SET_DATA_EVENTFD, VFIO_PCI_REQ_IRQ_INDEX, 0, 1];
+    set_irqs(device, header, [eventfd.cast_unsigned()])
 }
 
 /// Disables MSI-X.
 pub(super) fn disable_vectors(device: &File) -> io::Result<()> {
-    set_irqs(device, VFIO_IRQ_SET_DATA_NONE, 0, 0, [])
+    let header = [VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_MSIX_IRQ_INDEX, 0, 0];
+    set_irqs(device, header, [])
 }
 
+/// The header is the type of the data, the index of the interrupts, the first one and their number.
 fn set_irqs(
     device: &File,
-    data_type: u32,
-    start: u32,
-    count: u32,
+    [data_type, index, start, count]: [u32; 4],
     data: impl IntoIterator<Item = u32>,
 ) -> io::Result<()> {
     let flags = data_type | VFIO_IRQ_SET_ACTION_TRIGGER;
-    let mut request = vec![0, flags, VFIO_PCI_MSIX_IRQ_INDEX, start, count];
+    let mut request = vec![0, flags, index, start, count];
     request.extend(data);
     let len = IRQ_SET_LEN.max(request.len().saturating_mul(4));
     if let Some(argsz) = request.first_mut() {
@@ -204,6 +217,7 @@ mod tests {
             region_info(&file, 7).unwrap_err(),
             set_vectors(&file, 0, &[0, 1]).unwrap_err(),
             disable_vectors(&file).unwrap_err(),
+            set_request(&file, 0).unwrap_err(),
             reset(&file).unwrap_err(),
             iova_ranges(&file).unwrap_err(),
         ] {

@@ -138,14 +138,6 @@ impl Controller {
             .send_modify(|view| view.generation = view.generation.wrapping_add(1));
     }
 
-    /// Fails if the machine has a function of the host, which cannot leave this process.
-    pub(super) fn ensure_none_passed_through(&self) -> Result<(), ApiError> {
-        match self.config()?.vfio.first() {
-            Some(function) => Err(RequestError::PassedThrough(function.name()).into()),
-            None => Ok(()),
-        }
-    }
-
     /// The configuration, with the current NICs and disks.
     pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
         match &*self.phase.lock() {

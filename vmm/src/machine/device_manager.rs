@@ -61,6 +61,8 @@ struct Entry {
     endpoint: Option<u32>,
     /// `None` where the watch is off.
     watch: Option<DeviceWatch>,
+    /// When the host wanted it back.
+    wanted_back: Option<Instant>,
 }
 
 /// The additional state of a device that can be unplugged.
@@ -231,6 +233,7 @@ impl DeviceManager {
             removable,
             endpoint,
             watch,
+            wanted_back: None,
         };
         self.entries.insert(number, entry);
         Ok(slot)
@@ -265,6 +268,7 @@ impl DeviceManager {
             removable: None,
             endpoint: None,
             watch: None,
+            wanted_back: None,
         };
         self.entries.insert(number, entry);
         Ok(())
@@ -641,12 +645,13 @@ impl Entry {
     /// Whether the guest was asked to eject it, or is about to be asked.
     fn is_unplugging(&self) -> bool {
         let removable = self.removable.as_ref();
-        removable.is_some_and(|removable| {
+        let asked = removable.is_some_and(|removable| {
             matches!(
                 removable.state,
                 PlugPhase::UnplugRequested | PlugPhase::DeviceRemoved
             )
-        })
+        });
+        asked || self.wanted_back.is_some()
     }
 
     fn status(&self) -> Option<Pluggable<DeviceConfig>> {

@@ -90,6 +90,9 @@ impl Machine {
                 self.requests.publish_upgrade(&self.upgrade);
                 prepared?;
             }
+            Action::EnsureNonePassedThrough => {
+                self.device_manager.ensure_none_passed_through()?;
+            }
             Action::Nmi => {
                 self.ensure_not_in_transit()?;
                 self.vm.send_nmi(BOOT_PROCESSOR)?;
