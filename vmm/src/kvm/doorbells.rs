@@ -65,8 +65,8 @@ impl KvmDoorbells {
         self.mapped.lock().len()
     }
 
-    /// Number of times device pages were ever unmapped from the guest. A memory fault of the guest may
-    /// be outdated if this has changed since the vCPU entered the guest.
+    /// Number of times device pages were ever unmapped from the guest. A memory fault of the guest
+    /// may be outdated if this has changed since the vCPU entered the guest.
     #[must_use]
     pub fn unmapped_count(&self) -> u64 {
         self.unmapped.load(Ordering::Acquire)

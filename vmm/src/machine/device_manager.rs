@@ -515,8 +515,8 @@ impl DeviceManager {
         count
     }
 
-    /// Returns the status of all virtio devices, in the order of attachment as long as numbers do not
-    /// wrap.
+    /// Returns the status of all virtio devices, in the order of attachment as long as numbers do
+    /// not wrap.
     pub(super) fn devices(&self) -> Vec<DeviceStatus> {
         let status = |entry: &Entry| {
             Some(DeviceStatus {

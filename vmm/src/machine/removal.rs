@@ -62,8 +62,8 @@ impl Machine {
         }
     }
 
-    /// Gives back functions that the host wants. A machine with such a function is neither saved nor
-    /// sent, so its devices may change.
+    /// Gives back functions that the host wants. A machine with such a function is neither saved
+    /// nor sent, so its devices may change.
     fn check_wanted_back(&mut self) {
         let (asked, overdue) = self.device_manager.wanted_back();
         for (id, slot) in asked {
