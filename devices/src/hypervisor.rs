@@ -69,8 +69,8 @@ pub trait LevelInterrupt: Send + Sync + fmt::Debug {
     fn set(&self, asserted: bool) -> io::Result<()>;
 }
 
-/// Pages of a device's registers that are mapped in this process, for a guest: a doorbell, where a
-/// store is a kick, or a part of a BAR.
+/// Pages of a device's registers that are mapped in this process, for a guest. They are a doorbell,
+/// where a store is a kick, or a part of a BAR.
 ///
 /// # Safety
 /// As long as the value lives, [`DevicePages::host_address`] must stay the same, a multiple of
