@@ -53,7 +53,7 @@ fn talk(guest: &mut Guest, peer: &mut Guest, [mac, other]: [&str; 2]) {
 }
 
 #[test]
-fn a_guest_drives_a_function_by_vfio_across_reboots_and_rebinds() {
+fn a_stock_guest_drives_a_function_by_vfio_across_rebinds() {
     let nic = SriovNic::enable(2).unwrap();
     let function = nic.vf(0).unwrap();
     bind(&function);
@@ -84,19 +84,6 @@ fn a_guest_drives_a_function_by_vfio_across_reboots_and_rebinds() {
     assert!(flooded["rx"].as_u64() >= Some(600), "{flooded}");
     peer.command("echo-off").unwrap();
 
-    let before = cost(guest.pid()).unwrap();
-    for ending in ["reboot", "panic"] {
-        guest.command(ending).unwrap();
-        let ready = guest.wait_ready(SILENCE).unwrap();
-        assert_eq!(ready["nics"][0]["mac"], mac, "after {ending}");
-        talk(&mut guest, &mut peer, [&mac, &other]);
-    }
-    let after = cost(guest.pid()).unwrap();
-    assert_eq!(
-        (after.descriptors, after.threads),
-        (before.descriptors, before.threads)
-    );
-
     // What the machine cannot do with it, with the device's name.
     let client = Client::new(socket.path());
     let program = std::env::var("BELLHOP").unwrap();
@@ -121,6 +108,36 @@ fn a_guest_drives_a_function_by_vfio_across_reboots_and_rebinds() {
     drop(guest);
     let mut guest = Guest::start(&stock(&function)).unwrap();
     talk(&mut guest, &mut peer, [&mac, &other]);
+    assert!(guest.power_off().unwrap().success());
+    assert!(peer.power_off().unwrap().success());
+    function.bind("virtio-pci").unwrap();
+}
+
+/// Debian's kernel does not come back after a reboot here, so this guest has the small one.
+#[test]
+fn a_guest_drives_a_function_by_vfio_across_reboots() {
+    let nic = SriovNic::enable(2).unwrap();
+    let function = nic.vf(0).unwrap();
+    bind(&function);
+    let device = VfDevice::add(nic.vf(1).unwrap()).unwrap();
+    let (mac, other) = (function.mac(), device.function().mac());
+    let small = || BellhopArguments::small().unwrap().memory("128M");
+    let mut peer = Guest::start(&small().vdpa(device.path())).unwrap();
+    let vfio = format!("host={}", function.address());
+    let mut guest = Guest::start(&small().argument("--vfio", &vfio)).unwrap();
+    talk(&mut guest, &mut peer, [&mac, &other]);
+    let before = cost(guest.pid()).unwrap();
+    for ending in ["reboot", "panic"] {
+        guest.command(ending).unwrap();
+        let ready = guest.wait_ready(SILENCE).unwrap();
+        assert_eq!(ready["nics"][0]["mac"], mac, "after {ending}");
+        talk(&mut guest, &mut peer, [&mac, &other]);
+    }
+    let after = cost(guest.pid()).unwrap();
+    assert_eq!(
+        (after.descriptors, after.threads),
+        (before.descriptors, before.threads)
+    );
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
     function.bind("virtio-pci").unwrap();
@@ -186,6 +203,7 @@ fn functions_that_cannot_be_passed_through_are_refused_with_the_remedy() {
         .unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(message.contains("VFIO device again"), "{message}");
+    assert!(message.contains("already"), "{message}");
     assert!(!message.contains("panicked"), "{message}");
     function.bind("virtio-pci").unwrap();
 }

@@ -9,7 +9,9 @@
 //!   dropped with its last device: unmapped
 //! ```
 
+use std::collections::BTreeSet;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -36,6 +38,9 @@ pub struct Dma {
     /// Keeps the mapped memory.
     memory: SharedMemory,
     mapped: Mutex<bool>,
+    /// The functions in the container, by their directories in sysfs. The kernel would open one of
+    /// them twice.
+    functions: Mutex<BTreeSet<PathBuf>>,
 }
 
 vdpa::opaque_debug! {
@@ -71,11 +76,22 @@ impl Dma {
             container: Arc::new(container),
             memory,
             mapped: Mutex::new(false),
+            functions: Mutex::default(),
         })
     }
 
     pub(super) fn container(&self) -> &Arc<VfioContainer> {
         &self.container
+    }
+
+    /// Adds a function. Returns `false` if the container has it.
+    pub(super) fn add_function(&self, directory: &Path) -> bool {
+        self.functions.lock().insert(directory.to_owned())
+    }
+
+    /// Undoes one [`Dma::add_function`].
+    pub(super) fn remove_function(&self, directory: &Path) {
+        self.functions.lock().remove(directory);
     }
 
     /// Maps guest RAM, if it is not mapped. The container has a device.

@@ -52,7 +52,7 @@ pub(super) struct HostDevice {
     offsets: [u64; REGIONS as usize],
     directory: PathBuf,
     /// Keeps guest RAM mapped.
-    _dma: Arc<Dma>,
+    dma: Arc<Dma>,
 }
 
 vdpa::opaque_debug! {
@@ -69,8 +69,16 @@ pub(super) fn open(
     dma: &Arc<Dma>,
 ) -> Result<(HostDevice, Description), Error> {
     let (directory, address) = check_function(&options.path, options.allow_pf)?;
+    if !dma.add_function(&directory) {
+        return Err(Error::other(format!(
+            "the VM has {address} already: remove one of its devices"
+        )));
+    }
     let ops: Arc<dyn VfioOps> = dma.container().clone();
-    let device = VfioDevice::new(&directory, ops, false).map_err(cannot_open)?;
+    let device = VfioDevice::new(&directory, ops, false).map_err(|error| {
+        dma.remove_function(&directory);
+        cannot_open(error)
+    })?;
     let fd = device.as_raw_fd();
     // SAFETY: needed because the crate lends no `BorrowedFd`. The device is open.
     let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
@@ -81,7 +89,7 @@ pub(super) fn open(
         file: file.into(),
         offsets: [0; REGIONS as usize],
         directory,
-        _dma: Arc::clone(dma),
+        dma: Arc::clone(dma),
     };
     let description = host.describe(&address)?;
     dma.map()?;
@@ -302,6 +310,7 @@ impl Drop for HostDevice {
     /// device that the host removes waits for `file` to be closed, so it is there until then. In a
     /// process that sees no sysfs, the crate's value is leaked instead.
     fn drop(&mut self) {
+        self.dma.remove_function(&self.directory);
         if link_name(&self.directory.join("iommu_group")).is_some() {
             // SAFETY: needed to run the crate's `drop` only here. The value is not used again.
             unsafe { ManuallyDrop::drop(&mut self.device) };
