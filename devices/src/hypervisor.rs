@@ -69,16 +69,21 @@ pub trait LevelInterrupt: Send + Sync + fmt::Debug {
     fn set(&self, asserted: bool) -> io::Result<()>;
 }
 
-/// A page of a device's registers that is mapped in this process and can be mapped into a guest: a
-/// store there is a kick.
+/// Pages of a device's registers that are mapped in this process, for a guest. They are a doorbell,
+/// where a store is a kick, or a part of a BAR.
 ///
 /// # Safety
-/// As long as the value lives, [`DoorbellPage::host_address`] must stay the same, a multiple of
-/// 4096, and the start of one valid mapping of 4096 bytes. No Rust reference may point into the
-/// mapping: the guest stores there at any moment.
-pub unsafe trait DoorbellPage: Send + Sync + fmt::Debug {
+/// As long as the value lives, [`DevicePages::host_address`] must stay the same, a multiple of
+/// 4096, and the start of one valid mapping of [`DevicePages::size`] bytes. No Rust reference may
+/// point into the mapping: the guest stores there at any moment.
+pub unsafe trait DevicePages: Send + Sync + fmt::Debug {
     /// Returns the first address in this process.
     fn host_address(&self) -> u64;
+
+    /// Returns the length in bytes, a multiple of 4096; it stays the same.
+    fn size(&self) -> u64 {
+        4096
+    }
 }
 
 /// Determines the effect of guest writes to a notify address without an exit to a VMM thread. Such
@@ -102,17 +107,17 @@ pub trait Doorbells: Send + Sync + fmt::Debug {
     /// Nothing was attached there.
     fn detach(&self, address: u64, eventfd: &EventFd) -> io::Result<()>;
 
-    /// Maps `page` into the guest at guest-physical `address`, a multiple of 4096. It is not guest
-    /// memory: it is never logged as dirty, and devices never reach it.
+    /// Maps `pages` into the guest at guest-physical `address`, a multiple of 4096. They are not
+    /// guest memory: they are never logged as dirty, and devices never reach them.
     ///
     /// # Errors
-    /// The address is in use, or the error of the hypervisor.
-    fn map(&self, address: u64, page: Arc<dyn DoorbellPage>) -> io::Result<()>;
+    /// An address is in use, or the error of the hypervisor.
+    fn map(&self, address: u64, pages: Arc<dyn DevicePages>) -> io::Result<()>;
 
-    /// Undoes [`Doorbells::map`]. When it returns, no write of the guest reaches the page, and the
-    /// page is released.
+    /// Undoes [`Doorbells::map`]. When it returns, no access of the guest reaches the pages, and
+    /// they are released.
     ///
     /// # Errors
-    /// No page is mapped there, or the hypervisor refuses; the page then stays.
+    /// No pages are mapped there, or the hypervisor refuses; they then stay.
     fn unmap(&self, address: u64) -> io::Result<()>;
 }

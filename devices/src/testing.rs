@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::hypervisor::{
-    DoorbellPage, Doorbells, LevelInterrupt, MsiMessage, MsiVector, MsiVectors,
+    DevicePages, Doorbells, LevelInterrupt, MsiMessage, MsiVector, MsiVectors,
 };
 
 #[derive(Debug)]
@@ -106,7 +106,7 @@ pub(crate) struct FakePage(pub(crate) u16);
 
 // SAFETY: needed so that tests have pages. The address is never accessed: `FakeDoorbells` maps
 // pages into no guest.
-unsafe impl DoorbellPage for FakePage {
+unsafe impl DevicePages for FakePage {
     fn host_address(&self) -> u64 {
         u64::from(self.0) * 4096
     }
@@ -132,7 +132,7 @@ pub(crate) enum Operation {
 #[derive(Debug, Default)]
 pub(crate) struct FakeDoorbells {
     attached: Mutex<BTreeMap<u64, EventFd>>,
-    mapped: Mutex<BTreeMap<u64, Arc<dyn DoorbellPage>>>,
+    mapped: Mutex<BTreeMap<u64, Arc<dyn DevicePages>>>,
     /// An address at which every operation is refused.
     pub(crate) refused: Mutex<Option<u64>>,
     /// The successful operations since the last look.
@@ -198,7 +198,7 @@ impl Doorbells for FakeDoorbells {
         Ok(())
     }
 
-    fn map(&self, address: u64, page: Arc<dyn DoorbellPage>) -> io::Result<()> {
+    fn map(&self, address: u64, page: Arc<dyn DevicePages>) -> io::Result<()> {
         self.check(address)?;
         assert_eq!(address % 4096, 0);
         let mut mapped = self.mapped.lock();

@@ -58,6 +58,12 @@ fn known(spare: &SimDevice) -> Known {
                 "stall_kick": true,
             }),
         )
+        // Exactly one of `host` and `path`.
+        .with("VfioConfig.*", json!({ "host": "0000:ff:1f.7" }))
+        .with(
+            "VfioConfig.*",
+            json!({ "path": "/nonexistent", "id": "any", "allow_pf": true }),
+        )
         .with("NicChange.*", json!({ "path": path(spare.path()) }))
         .with(
             "NicChange.*",

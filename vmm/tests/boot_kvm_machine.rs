@@ -120,6 +120,7 @@ fn config(kernel: &Temporary, cpus: u64) -> VmConfig {
         vdpa: Vec::new(),
         disks: Vec::new(),
         ring_watch: RingWatch::default(),
+        vfio: Vec::new(),
         iommu: None,
     }
 }

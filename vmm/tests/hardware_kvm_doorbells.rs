@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use devices::hypervisor::{DoorbellPage, Doorbells};
+use devices::hypervisor::{DevicePages, Doorbells};
 use support::asm::{self, HALT_FOR_EVER, join};
 use support::{MMIO, PATIENCE, PORT, Rig};
 use vmm::kvm::doorbells::KvmDoorbells;
@@ -76,7 +76,7 @@ impl Drop for Page {
 }
 
 // SAFETY: one mapping of a page, which stays as long as the value lives.
-unsafe impl DoorbellPage for Page {
+unsafe impl DevicePages for Page {
     fn host_address(&self) -> u64 {
         self.address.addr() as u64
     }

@@ -10,7 +10,9 @@ use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::{Code, Report};
 use vdpa::causes::in_one_line;
 use vmm::api::{Server, Starts};
-use vmm::config::{HugePageSize, IommuConfig, MemorySize, RingWatch, VdpaConfig, VmConfig};
+use vmm::config::{
+    HugePageSize, IommuConfig, MemorySize, RingWatch, VdpaConfig, VfioConfig, VmConfig,
+};
 use vmm::console::{Console, ConsoleSocket, TerminalConsole};
 use vmm::machine::{Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, StopHandle};
 use vmm::migration::endpoint::Endpoint;
@@ -95,6 +97,16 @@ pub(crate) struct Arguments {
 
     #[arg(
         long,
+        value_name = "OPTIONS",
+        requires = "described",
+        help = "A PCI function of the host, bound to vfio-pci: host=0000:03:10.1 or path=DIRECTORY \
+                in sysfs [,id=NAME][,allow_pf=on] (a function that is not virtual). The VM then \
+                cannot migrate (may be repeated)"
+    )]
+    vfio: Vec<VfioConfig>,
+
+    #[arg(
+        long,
         value_name = "SECONDS|off",
         requires = "described",
         help = "Seconds until the log and the API report a queue without progress; with \
@@ -122,7 +134,7 @@ pub(crate) struct Arguments {
         group = "machine",
         conflicts_with_all = [
             "kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "disks",
-            "ring_watch", "iommu", "file", "settings",
+            "ring_watch", "iommu", "vfio", "file", "settings",
         ]
     )]
     restore: Option<PathBuf>,
@@ -152,7 +164,7 @@ pub(crate) struct Arguments {
         group = "machine",
         requires = "api_socket",
         conflicts_with_all = [
-            "cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "iommu", "file",
+            "cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "iommu", "vfio", "file",
             "settings", "restore",
         ]
     )]
@@ -281,6 +293,7 @@ impl Arguments {
                 config.vdpa.push(nic);
             }
         }
+        config.vfio.extend(self.vfio);
         Ok(Some(config))
     }
 }
@@ -494,6 +507,7 @@ mod tests {
             "--kernel k --cmdline x",
             "--memory 1G",
             "--disk path=d",
+            "--kernel k --vfio host=0000:03:10.1",
             "--restore s",
             "--file c",
             "--set cpus=2",
@@ -506,6 +520,9 @@ mod tests {
         assert!(parse("--kernel k --allow-path /a").is_err());
         assert!(parse("--restore s --allow-path=").is_err());
         parse("--kernel k --vdpa path=/dev/v").unwrap();
+        let run = parse("--kernel k --vfio host=0000:03:10.1,id=a").unwrap();
+        let config = run.into_config().unwrap().unwrap();
+        assert_eq!(config.vfio[0].name(), "a");
         assert!(parse("--vdpa path=/dev/v --api-socket s").is_err());
     }
 

@@ -1052,6 +1052,15 @@ class Version(TypedDict):
     version: str
 
 
+class VfioConfig(TypedDict):
+    """A PCI function of the host for the guest, by `host` or by `path`."""
+
+    allow_pf: NotRequired[bool]
+    host: NotRequired[str | None]
+    id: NotRequired[str | None]
+    path: NotRequired[str | None]
+
+
 class Vm(TypedDict):
     """A virtual machine: its desired configuration (`labels`, `annotations`, `spec`) and its
     observed state (`status`)."""
@@ -1104,6 +1113,7 @@ class VmConfig(TypedDict):
     memory: NotRequired[str | VmConfigMemory]
     ring_watch: NotRequired[Literal["off"] | int]
     vdpa: NotRequired[list[VdpaConfig]]
+    vfio: NotRequired[list[VfioConfig]]
 
 
 class VmNicDevice(TypedDict):

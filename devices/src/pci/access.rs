@@ -161,7 +161,7 @@ mod tests {
         let memory = Arc::new(Bus::new());
         let ports = || {
             let window = MmioWindow::new(0x4000_0000, 0x1000_0000).unwrap();
-            ConfigPorts::new(Arc::new(PciBus::new(&memory, window)))
+            ConfigPorts::new(Arc::new(PciBus::new(&memory, window, None)))
         };
         let source = ports();
         source.write(0, &0x8000_0000u32.to_le_bytes());

@@ -50,6 +50,8 @@ impl BusDevice for BarRange {
 struct Placement {
     /// The address that the allocator chose.
     first: u64,
+    /// Whether it is from the window for 64-bit BARs.
+    wide: bool,
     /// The address at which the BAR is mapped now.
     mapped: Option<u64>,
     /// The last address in use by another device, which was logged.
@@ -65,8 +67,27 @@ struct Occupant {
 
 #[derive(Debug)]
 struct Slots {
+    /// For 64-bit BARs.
     window: MmioWindow,
+    /// For 32-bit BARs; the guest may move 64-bit ones there.
+    window32: Option<MmioWindow>,
     occupants: BTreeMap<Slot, Occupant>,
+}
+
+impl Slots {
+    fn window(&mut self, wide: bool) -> Option<&mut MmioWindow> {
+        if wide {
+            Some(&mut self.window)
+        } else {
+            self.window32.as_mut()
+        }
+    }
+
+    fn free(&mut self, placement: &Placement) {
+        if let Some(window) = self.window(placement.wide) {
+            window.free(placement.first);
+        }
+    }
 }
 
 /// PCI bus 0; see the module. Shared by [`Ecam`](super::Ecam), [`ConfigPorts`](super::ConfigPorts)
@@ -88,10 +109,11 @@ pub struct PciBusState {
 }
 
 impl PciBus {
-    /// Creates a bus with its host bridge in slot 0. BARs get their first address from `window`,
-    /// and are mapped on `memory` only inside it.
+    /// Creates a bus with its host bridge in slot 0. 64-bit BARs get their first address from
+    /// `window`, 32-bit ones from `window32`, without which there can be none. BARs are mapped on
+    /// `memory` only inside a window.
     #[must_use]
-    pub fn new(memory: &Arc<Bus>, window: MmioWindow) -> Self {
+    pub fn new(memory: &Arc<Bus>, window: MmioWindow, window32: Option<MmioWindow>) -> Self {
         let host_bridge = Arc::new(HostBridge::new());
         let bridge = Occupant {
             function: host_bridge.clone(),
@@ -102,6 +124,7 @@ impl PciBus {
             bridge: host_bridge,
             slots: Mutex::new(Slots {
                 window,
+                window32,
                 occupants: BTreeMap::from([(Slot::HOST_BRIDGE, bridge)]),
             }),
         }
@@ -126,10 +149,15 @@ impl PciBus {
         };
         let mut placements: BTreeMap<u8, Placement> = BTreeMap::new();
         for bar in function.bars() {
-            match slots.window.allocate(bar.size) {
+            let allocated = match slots.window(bar.wide) {
+                Some(window) => window.allocate(bar.size),
+                None => Err(Error::other("there is no window for 32-bit BARs")),
+            };
+            match allocated {
                 Ok(first) => {
                     let placement = Placement {
                         first,
+                        wide: bar.wide,
                         mapped: None,
                         collision: None,
                     };
@@ -137,7 +165,7 @@ impl PciBus {
                 }
                 Err(error) => {
                     for placement in placements.values() {
-                        slots.window.free(placement.first);
+                        slots.free(placement);
                     }
                     return Err(Error::other("cannot place a BAR").because(error));
                 }
@@ -181,7 +209,7 @@ impl PciBus {
         let mut occupant = slots.occupants.remove(&slot)?;
         for (&index, placement) in &mut occupant.placements {
             self.unmap(&occupant.function, index, placement);
-            slots.window.free(placement.first);
+            slots.free(placement);
         }
         // Another function may have waited for the address.
         self.map_all(&mut slots);
@@ -301,7 +329,12 @@ impl PciBus {
                 }
             }
         }
-        let Slots { window, occupants } = slots;
+        let Slots {
+            window,
+            window32,
+            occupants,
+        } = slots;
+        let windows: Vec<&MmioWindow> = window32.iter().chain([&*window]).collect();
         for (slot, occupant) in occupants {
             for bar in occupant.function.bars() {
                 let Some(placement) = occupant.placements.get_mut(&bar.index) else {
@@ -310,7 +343,8 @@ impl PciBus {
                 if !bar.decoded || placement.mapped.is_some() {
                     continue;
                 }
-                if !window.contains(bar.address, bar.size) {
+                let mut windows = windows.iter();
+                if !windows.any(|window| window.contains(bar.address, bar.size)) {
                     // Guests that size a BAR with decoding on reach this.
                     debug!(
                         %slot,
@@ -360,8 +394,10 @@ impl Drop for PciBus {
 impl Occupant {
     fn program_first_addresses(&self) {
         for (&index, placement) in &self.placements {
+            let address = placement.first.to_le_bytes();
+            let len = if placement.wide { 8 } else { 4 };
             self.function
-                .write_config(bar_register(index), &placement.first.to_le_bytes());
+                .write_config(bar_register(index), &address[..len]);
         }
     }
 }

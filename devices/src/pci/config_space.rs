@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Bar;
+use super::{Bar, BarType};
 use crate::Error;
 
 /// Length of the configuration space with registers, in bytes (PCI 3.0, section 6.1).
@@ -37,6 +37,7 @@ const STATUS_CAPABILITIES: u8 = 0x10;
 
 const BAR_REGISTERS: u8 = 6;
 const BAR_MEMORY_64: u8 = 0x04;
+const BAR_PREFETCHABLE: u8 = 0x08;
 const MIN_BAR_SIZE: u64 = 4096;
 
 /// The identity of a function (PCI 3.0, section 6.2.1 and 6.2.4).
@@ -68,8 +69,8 @@ pub struct ConfigSpaceState {
 pub struct ConfigSpace {
     bytes: [u8; CONFIG_SPACE_SIZE],
     writable: [u8; CONFIG_SPACE_SIZE],
-    /// Index and size of each BAR, ascending.
-    bars: Vec<(u8, u64)>,
+    /// Index, size and type of each BAR, ascending.
+    bars: Vec<(u8, u64, BarType)>,
     /// The position of the link to the next capability.
     last_link: usize,
     next_free: usize,
@@ -108,33 +109,46 @@ impl ConfigSpace {
         }
     }
 
-    /// Adds a 64-bit, non-prefetchable memory BAR of `size` bytes in the register pair `index`,
-    /// `index + 1`.
+    /// Adds a memory BAR of `size` bytes in the register `index`. A 64-bit BAR also takes the
+    /// register `index + 1`.
     ///
     /// # Errors
-    /// The size is invalid for a BAR; or the registers do not exist or belong to another BAR.
-    pub fn add_bar(&mut self, index: u8, size: u64) -> Result<(), Error> {
-        if !size.is_power_of_two() || size < MIN_BAR_SIZE {
+    /// The size is invalid for a BAR; or a register does not exist or belongs to another BAR.
+    pub fn add_bar(&mut self, index: u8, size: u64, bar_type: BarType) -> Result<(), Error> {
+        let fits = bar_type.wide || u32::try_from(size).is_ok();
+        if !size.is_power_of_two() || size < MIN_BAR_SIZE || !fits {
+            let most = if bar_type.wide {
+                ""
+            } else {
+                " and at most 2 GiB"
+            };
             return Err(Error::other(format!(
-                "a BAR of {size:#x} bytes: must be a power of two of at least 4096"
+                "a BAR of {size:#x} bytes: must be a power of two of at least 4096{most}"
             )));
         }
-        let taken = |(other, _): &(u8, u64)| other.abs_diff(index) < 2;
-        if index >= BAR_REGISTERS - 1 || self.bars.iter().any(taken) {
+        let after = |index: u8, wide: bool| index.saturating_add(1 + u8::from(wide));
+        let end = after(index, bar_type.wide);
+        let taken = |(other, _, other_type): &(u8, u64, BarType)| {
+            *other < end && index < after(*other, other_type.wide)
+        };
+        if end > BAR_REGISTERS || self.bars.iter().any(taken) {
             return Err(Error::other(format!(
                 "BAR {index} does not exist or is taken"
             )));
         }
         let register = BAR_0 + 4 * usize::from(index);
-        for (byte, bits) in self.writable[register..register + 8]
-            .iter_mut()
-            .zip((!(size - 1)).to_le_bytes())
-        {
+        let writable = self.writable[register..BAR_0 + 4 * usize::from(end)].iter_mut();
+        for (byte, bits) in writable.zip((!(size - 1)).to_le_bytes()) {
             *byte = bits;
         }
-        self.bytes[register] = BAR_MEMORY_64;
-        self.bars.push((index, size));
-        self.bars.sort_unstable();
+        if bar_type.wide {
+            self.bytes[register] |= BAR_MEMORY_64;
+        }
+        if bar_type.prefetchable {
+            self.bytes[register] |= BAR_PREFETCHABLE;
+        }
+        self.bars.push((index, size, bar_type));
+        self.bars.sort_unstable_by_key(|(index, ..)| *index);
         Ok(())
     }
 
@@ -223,14 +237,16 @@ impl ConfigSpace {
     #[must_use]
     pub fn bars(&self) -> Vec<Bar> {
         let decoded = self.memory_decoding();
-        let bar = |&(index, size): &(u8, u64)| {
+        let bar = |&(index, size, BarType { wide, .. }): &(u8, u64, BarType)| {
             let register = BAR_0 + 4 * usize::from(index);
+            let len = if wide { 8 } else { 4 };
             let mut address = [0; 8];
-            address.copy_from_slice(&self.bytes[register..register + 8]);
+            address[..len].copy_from_slice(&self.bytes[register..register + len]);
             Bar {
                 index,
                 size,
                 address: u64::from_le_bytes(address) & !(size - 1),
+                wide,
                 decoded,
             }
         };
@@ -294,6 +310,11 @@ mod tests {
 
     use super::*;
 
+    const NARROW: BarType = BarType {
+        wide: false,
+        prefetchable: false,
+    };
+
     fn space() -> ConfigSpace {
         let mut space = ConfigSpace::new(Identity {
             vendor: 0x1af4,
@@ -303,7 +324,7 @@ mod tests {
             subsystem_vendor: 0x1af4,
             subsystem: 0x1041,
         });
-        space.add_bar(0, 0x2_0000).unwrap();
+        space.add_bar(0, 0x2_0000, BarType::WIDE).unwrap();
         space
     }
 
@@ -332,6 +353,7 @@ mod tests {
             index: 0,
             size: 0x2_0000,
             address: 0x2_1234_0000,
+            wide: true,
             decoded: false,
         };
         assert_eq!(space.bars(), [expected]);
@@ -352,7 +374,7 @@ mod tests {
         for exponent in 12..64 {
             let size = 1u64 << exponent;
             let mut space = space();
-            space.add_bar(2, size).unwrap();
+            space.add_bar(2, size, BarType::WIDE).unwrap();
             for &address in &addresses {
                 for width in [1, 2, 4, 8] {
                     let parts = address.to_le_bytes();
@@ -371,19 +393,43 @@ mod tests {
     }
 
     #[test]
+    fn a_32_bit_bar_leaves_the_next_register_alone() {
+        let mut space = space();
+        space.add_bar(2, 1 << 31, NARROW).unwrap();
+        let prefetchable = BarType {
+            wide: false,
+            prefetchable: true,
+        };
+        space.add_bar(3, 4096, prefetchable).unwrap();
+        space.write(0x18, &[0xff; 8]);
+        assert_eq!(space.read_u32(0x18), 0x8000_0000);
+        assert_eq!(space.read_u32(0x1c), 0xffff_f008);
+        let bars = space.bars();
+        assert_eq!((bars[1].address, bars[1].wide), (1 << 31, false));
+        assert_eq!((bars[2].address, bars[2].wide), (0xffff_f000, false));
+    }
+
+    #[test]
     fn bars_that_cannot_be() {
         let mut space = space();
         for size in [0, 1, 2048, 4097, u64::MAX] {
-            let error = space.add_bar(2, size).unwrap_err();
+            let error = space.add_bar(2, size, BarType::WIDE).unwrap_err();
             assert!(error.to_string().contains("power of two"), "{error}");
         }
+        let error = space.add_bar(2, 1 << 32, NARROW).unwrap_err();
+        assert!(error.to_string().contains("at most 2 GiB"), "{error}");
         for index in [0, 1, 5, 6, 255] {
-            let error = space.add_bar(index, 4096).unwrap_err();
+            let error = space.add_bar(index, 4096, BarType::WIDE).unwrap_err();
             assert!(error.to_string().contains("is taken"), "{error}");
         }
-        space.add_bar(4, 1 << 63).unwrap();
-        space.add_bar(2, 4096).unwrap();
-        assert_eq!(space.bars().len(), 3);
+        space.add_bar(3, 4096, NARROW).unwrap();
+        space.add_bar(4, 1 << 63, BarType::WIDE).unwrap();
+        for index in [0, 1, 3, 4, 5, 6, 255] {
+            space.add_bar(index, 4096, NARROW).unwrap_err();
+        }
+        space.add_bar(2, 4096, BarType::WIDE).unwrap_err();
+        space.add_bar(2, 4096, NARROW).unwrap();
+        assert_eq!(space.bars().len(), 4);
     }
 
     #[test]

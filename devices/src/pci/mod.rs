@@ -71,15 +71,34 @@ impl fmt::Display for Slot {
     }
 }
 
-/// A 64-bit memory BAR as currently programmed in its function's configuration space.
+/// The type of a memory BAR (PCI 3.0, section 6.2.5.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BarType {
+    /// Its address has 64 bits, in two registers; otherwise 32 bits in one.
+    pub wide: bool,
+    /// Reads have no side effects.
+    pub prefetchable: bool,
+}
+
+impl BarType {
+    /// 64 bits, not prefetchable.
+    pub const WIDE: Self = Self {
+        wide: true,
+        prefetchable: false,
+    };
+}
+
+/// A memory BAR as currently programmed in its function's configuration space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bar {
-    /// Number of the first of its two BAR registers, 0 to 4.
+    /// Number of its first BAR register, 0 to 5.
     pub index: u8,
     /// Size in bytes; a power of two of at least 4096.
     pub size: u64,
     /// Guest-physical address as programmed; a multiple of the size.
     pub address: u64,
+    /// Whether the address has 64 bits, in two registers.
+    pub wide: bool,
     /// Whether the command register enables decoding of the BAR.
     pub decoded: bool,
 }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tracing::warn;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::Error;
 use crate::hypervisor::{MsiMessage, MsiVector};
@@ -155,18 +156,31 @@ impl Msix {
 
     /// Returns the body of the capability and the mask of its writable bits, for
     /// [`ConfigSpace::add_capability`](super::ConfigSpace::add_capability). The body is Message
-    /// Control, then the offsets of table and Pending Bit Array in BAR `bar` (0 to 5). Both are in
-    /// bytes and multiples of 8.
+    /// Control, then the places of table and Pending Bit Array. Each is a BAR (0 to 5) and an
+    /// offset in bytes, a multiple of 8.
     #[must_use]
-    pub fn capability(&self, bar: u8, table: u32, pending: u32) -> ([u8; 10], [u8; 10]) {
+    pub fn capability(&self, table: (u8, u32), pending: (u8, u32)) -> ([u8; 10], [u8; 10]) {
         let mut body = [0; 10];
-        let bar = u32::from(bar & 7);
+        let place = |(bar, offset): (u8, u32)| (offset & !7) | u32::from(bar & 7);
         body[..2].copy_from_slice(&(self.vectors() - 1).to_le_bytes());
-        body[2..6].copy_from_slice(&((table & !7) | bar).to_le_bytes());
-        body[6..].copy_from_slice(&((pending & !7) | bar).to_le_bytes());
+        body[2..6].copy_from_slice(&place(table).to_le_bytes());
+        body[6..].copy_from_slice(&place(pending).to_le_bytes());
         let mut mask = [0; 10];
         mask[..2].copy_from_slice(&(CONTROL_ENABLE | CONTROL_FUNCTION_MASK).to_le_bytes());
         (body, mask)
+    }
+
+    /// Returns how many vectors, from the first, the guest can receive now: those up to its last
+    /// unmasked one, if it has enabled MSI-X. The function mask counts as none.
+    #[must_use]
+    pub fn unmasked(&self) -> Option<usize> {
+        let last = self.entries.iter().rposition(|entry| !entry.masked);
+        self.enabled.then(|| last.map_or(0, |last| last + 1))
+    }
+
+    /// Returns the eventfds of all vectors.
+    pub fn eventfds(&self) -> impl Iterator<Item = &EventFd> {
+        self.entries.iter().map(|entry| entry.vector.eventfd())
     }
 
     /// Takes the guest's write of Message Control.

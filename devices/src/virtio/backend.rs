@@ -27,7 +27,7 @@ use vdpa::memory::{AddressSpace, Change, DeviceMemory, GuestMemory};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::Error;
-use crate::hypervisor::DoorbellPage;
+use crate::hypervisor::DevicePages;
 
 /// One virtqueue as the guest programmed it (virtio 1.3, 4.1.4.3). Addresses are device addresses:
 /// guest-physical without an IOMMU. They are *not yet checked* against guest memory.
@@ -349,7 +349,7 @@ pub trait Hardware {
     /// The kick eventfd must work all the same: the guest may be switched back to it at any time.
     ///
     /// None for queues that are served in userspace.
-    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>>;
+    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DevicePages>>;
 
     /// Asks the guest to announce itself on its network, because its location there changed (virtio
     /// 1.3, 5.1.6.5.4, GUEST_ANNOUNCE). The outcome has `config_changed` set if the guest can be

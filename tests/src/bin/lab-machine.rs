@@ -121,6 +121,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
         vdpa,
         disks,
         ring_watch: RingWatch::default(),
+        vfio: Vec::new(),
         iommu: None,
     };
     let console = Console::Terminal(TerminalConsole {

@@ -14,6 +14,7 @@ mod ring_watch;
 pub mod schema;
 mod size;
 mod vdpa;
+mod vfio;
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -34,6 +35,7 @@ pub use mac::{MacAddress, MacAddressError};
 pub use ring_watch::{RingWatch, RingWatchError};
 pub use size::{MemorySize, MemorySizeError};
 pub use vdpa::{DescriptorError, VdpaConfig, VdpaDescriptor, VdpaSource};
+pub use vfio::VfioConfig;
 
 /// The default kernel command line.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
@@ -89,6 +91,9 @@ pub struct VmConfig {
     /// Disks, in the order of their PCI slots, after the vDPA devices.
     #[serde(default)]
     pub disks: Vec<DiskConfig>,
+    /// PCI functions of the host, in the order of their PCI slots, after all other devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vfio: Vec<VfioConfig>,
     /// Whether the VMM detects stuck queues, and after how many seconds.
     #[serde(default)]
     #[schema(schema_with = schema::ring_watch)]

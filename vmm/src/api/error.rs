@@ -113,9 +113,10 @@ fn request(error: &RequestError) -> (StatusCode, &'static str) {
         RequestError::Crashed(_) => (StatusCode::CONFLICT, "crashed"),
         RequestError::NotMovable(_) => (StatusCode::CONFLICT, "cannot_move"),
         RequestError::Saving => (StatusCode::CONFLICT, "saving"),
-        RequestError::Removed(_) | RequestError::Save { .. } | RequestError::HungDisk => {
-            (StatusCode::CONFLICT, "cannot_be_saved")
-        }
+        RequestError::PassedThrough(_)
+        | RequestError::Removed(_)
+        | RequestError::Save { .. }
+        | RequestError::HungDisk => (StatusCode::CONFLICT, "cannot_be_saved"),
         RequestError::Wake(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
     }
 }

@@ -20,17 +20,14 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use devices::hypervisor::{DoorbellPage, Doorbells};
+use devices::hypervisor::{DevicePages, Doorbells};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::memory_slots::{MemorySlots, SlotRange};
 
-/// Bytes of a doorbell that the guest sees.
-const PAGE_SIZE: u64 = 4096;
-
-/// The ioeventfds and doorbell slots of one VM.
+/// The ioeventfds, and the slots of doorbells and other device pages, of one VM.
 #[derive(Debug)]
 pub struct KvmDoorbells {
     vm: Arc<VmFd>,
@@ -62,14 +59,14 @@ impl KvmDoorbells {
         self.attached.lock().len()
     }
 
-    /// Number of mapped doorbells; for leak tests and metrics.
+    /// Number of mapped doorbells and parts of BARs; for leak tests and metrics.
     #[must_use]
     pub fn mapped_count(&self) -> usize {
         self.mapped.lock().len()
     }
 
-    /// Number of times a doorbell was ever unmapped from the guest. A memory fault of the guest may
-    /// be outdated if this has changed since the vCPU entered the guest.
+    /// Number of times device pages were ever unmapped from the guest. A memory fault of the guest
+    /// may be outdated if this has changed since the vCPU entered the guest.
     #[must_use]
     pub fn unmapped_count(&self) -> u64 {
         self.unmapped.load(Ordering::Acquire)
@@ -105,7 +102,7 @@ impl Doorbells for KvmDoorbells {
         Ok(())
     }
 
-    fn map(&self, address: u64, page: Arc<dyn DoorbellPage>) -> io::Result<()> {
+    fn map(&self, address: u64, pages: Arc<dyn DevicePages>) -> io::Result<()> {
         let mut mapped = self.mapped.lock();
         if mapped.contains_key(&address) {
             return Err(io::Error::new(
@@ -115,14 +112,14 @@ impl Doorbells for KvmDoorbells {
         }
         let range = SlotRange {
             guest_address: address,
-            len: PAGE_SIZE,
-            host_address: page.host_address(),
+            len: pages.size(),
+            host_address: pages.host_address(),
             readonly: false,
         };
-        // SAFETY: needed to map a page of this process for the guest. By its trait's contract the
-        // page is one mapping of this size without references into it, for as long as `page` lives.
-        // The slot keeps `page`.
-        let number = unsafe { self.slots.add(range, Arc::new(page)) }.map_err(io::Error::other)?;
+        // SAFETY: needed to map pages of this process for the guest. By the trait's contract they
+        // are one mapping of this size without references into it, for as long as `pages` lives.
+        // The slot keeps `pages`.
+        let number = unsafe { self.slots.add(range, Arc::new(pages)) }.map_err(io::Error::other)?;
         mapped.insert(address, number);
         Ok(())
     }

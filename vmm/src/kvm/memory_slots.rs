@@ -43,7 +43,8 @@ pub struct SlotRange {
 pub(super) enum SlotKind {
     /// Guest RAM: writes can be logged.
     Ram,
-    /// Anything else, such as a doorbell page, which the kernel cannot write-protect: never logged.
+    /// Anything else, such as a doorbell page or a BAR, which the kernel cannot write-protect:
+    /// never logged.
     Other,
 }
 

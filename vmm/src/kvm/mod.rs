@@ -8,6 +8,7 @@
 //! Hypervisor::open ──> Vm ──┬─> MemorySlots     guest RAM        (KVM_SET_USER_MEMORY_REGION)
 //!   /dev/kvm, checked       ├─> KvmMsiVectors   MSI-X vectors    (GSI routes + irqfds)
 //!                           ├─> KvmDoorbells    queue kicks      (ioeventfds, memory slots)
+//!                           ├─> vfio            pass-through     (KVM_CREATE_DEVICE)
 //!                           ├─> InterruptLine   ISA interrupts   (irqfds)
 //!                           └─> vcpu::Vcpus     processors       (KVM_CREATE_VCPU)
 //! ```
@@ -27,6 +28,7 @@ pub mod routing;
 pub mod saved;
 pub mod statistics;
 pub(crate) mod uapi_bytes;
+pub mod vfio;
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};

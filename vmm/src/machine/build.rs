@@ -13,6 +13,7 @@ use devices::legacy::power::{
 };
 use devices::legacy::serial::Serial;
 use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplug, Slot};
+use devices::vfio::Dma;
 
 use super::device_manager::DeviceManager;
 use super::devices::{self as backends, Device};
@@ -35,8 +36,8 @@ use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::line::{InterruptLine, LevelLine};
 use crate::kvm::memory_slots::MemorySlots;
 use crate::kvm::msi::KvmMsiVectors;
-use crate::kvm::{Hypervisor, PlatformAddresses};
-use crate::layout::{self, Layout, common_physical_bits};
+use crate::kvm::{self, Hypervisor, PlatformAddresses};
+use crate::layout::{self, AddressRange, Layout, common_physical_bits};
 use crate::memory::GuestRam;
 use crate::vcpu::{Buses, FaultHandler, Vcpus};
 
@@ -152,12 +153,14 @@ impl Machine {
         }
 
         // PCI.
-        let window = layout.pci_mmio64();
-        let window = MmioWindow::new(window.start, window.len).map_err(|source| {
-            // An error in the machine's layout.
-            Error::host("cannot lay out PCI memory").because(source)
-        })?;
-        let pci = Arc::new(PciBus::new(&mmio, window));
+        let window = |range: AddressRange| {
+            MmioWindow::new(range.start, range.len).map_err(|source| {
+                // An error in the machine's layout.
+                Error::host("cannot lay out PCI memory").because(source)
+            })
+        };
+        let (wide, narrow) = (window(layout.pci_mmio64())?, window(layout::PCI_MMIO32)?);
+        let pci = Arc::new(PciBus::new(&mmio, wide, Some(narrow)));
         mmio.insert(
             layout::PCI_ECAM.start,
             layout::PCI_ECAM.len,
@@ -222,6 +225,14 @@ impl Machine {
             let slot = given.slots.get(&device.id).copied();
             let slot = slot.or_else(|| iommu::fixed_slot(&device.id));
             device_manager.attach(device, slot, &events)?;
+        }
+        if !config.vfio.is_empty() {
+            let dma = Dma::new(kvm::vfio::create(vm.fd())?, memory.clone());
+            let dma =
+                Arc::new(dma.map_err(|source| Error::unusable("cannot use VFIO").because(source))?);
+            for function in &config.vfio {
+                device_manager.attach_vfio(&backends::vfio_options(function), &dma)?;
+            }
         }
 
         // The descriptors that the vmm thread polls.

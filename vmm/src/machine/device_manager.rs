@@ -1,4 +1,4 @@
-//! The virtio devices of a machine, with their names and slots.
+//! The devices of a machine on its PCI bus, with their names and slots.
 //!
 //! Owns the list, the numbers by which the event loop identifies devices, and the ordered steps to
 //! attach and detach one. It must not know who requests that, nor when.
@@ -10,6 +10,7 @@
 //!   removed by the host: closed --> detach, once the guest has ejected it
 //! ```
 
+mod attached;
 mod exchange;
 mod iommu_status;
 mod removal;
@@ -25,11 +26,13 @@ use std::time::{Duration, Instant};
 use bellhop_api::machine::{AlarmInfo, InFlight};
 use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, SLOTS, Slot};
+use devices::vfio::{Dma, VfioOptions, VfioPciDevice};
 use devices::virtio::backend::Event;
 use devices::virtio::block::engine::hung_disks;
 use devices::virtio::iommu::SharedDomains;
 use devices::virtio::pci::{GuestView, VirtioPciDevice};
 
+use self::attached::Attached;
 pub(super) use self::exchange::Exchanged;
 use super::devices::Device;
 use super::error::RequestError;
@@ -52,12 +55,14 @@ const LEAVE: Duration = Duration::from_secs(1);
 struct Entry {
     id: String,
     slot: Slot,
-    device: Arc<VirtioPciDevice>,
+    device: Attached,
     removable: Option<Removable>,
     /// Its number in requests to the IOMMU, if it is behind it.
     endpoint: Option<u32>,
     /// `None` where the watch is off.
     watch: Option<DeviceWatch>,
+    /// When the host wanted it back.
+    wanted_back: Option<Instant>,
 }
 
 /// The additional state of a device that can be unplugged.
@@ -130,14 +135,19 @@ impl DeviceManager {
         }
     }
 
-    /// Returns the device whose events have this number.
+    /// Returns the virtio device whose events have this number.
     pub(super) fn device(&self, number: u16) -> Option<&VirtioPciDevice> {
-        self.entries.get(&number).map(|entry| &*entry.device)
+        self.entries.get(&number).and_then(Entry::virtio)
     }
 
-    /// Returns the device with this name.
+    /// Returns the virtio device with this name.
     pub(super) fn named(&self, id: &str) -> Option<&VirtioPciDevice> {
-        self.entry(id).map(|entry| &*entry.device)
+        self.entry(id).and_then(Entry::virtio)
+    }
+
+    /// Whether a device has this name.
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.entry(id).is_some()
     }
 
     fn entry(&self, id: &str) -> Option<&Entry> {
@@ -168,12 +178,7 @@ impl DeviceManager {
             stall_kick,
             numa_node,
         } = device;
-        if self.named(&id).is_some() {
-            return Err(Error::new(
-                ErrorKind::NoRoom,
-                format!("two devices have the id {id}; give one of them another id"),
-            ));
-        }
+        self.ensure_unused(&id)?;
         let number = self.free_number()?;
         let translated = backend.translated().is_some();
         let slot = self.choose_slot(&id, translated, slot)?;
@@ -185,13 +190,7 @@ impl DeviceManager {
                 return Err(Error::unusable(message).because(source));
             }
         };
-        let slot = match self.pci.add(slot, device.clone()) {
-            Ok(slot) => slot,
-            Err(source) => {
-                let message = format!("cannot plug in device {id}");
-                return Err(Error::new(ErrorKind::NoRoom, message).because(source));
-            }
-        };
+        let slot = self.add_function(&id, slot, device.clone())?;
         let endpoint = translated.then(|| iommu::endpoint(slot));
         if let (Some(iommu), Some(endpoint)) = (&self.iommu, endpoint)
             && let Err(source) = iommu.lock().add(endpoint, device.clone())
@@ -230,13 +229,71 @@ impl DeviceManager {
         let entry = Entry {
             id,
             slot,
-            device,
+            device: Attached::Virtio(device),
             removable,
             endpoint,
             watch,
+            wanted_back: None,
         };
         self.entries.insert(number, entry);
         Ok(slot)
+    }
+
+    /// Opens a function of the host and puts it into the first free slot.
+    ///
+    /// # Errors
+    /// On failure nothing has changed, and the device is closed.
+    pub(super) fn attach_vfio(
+        &mut self,
+        options: &VfioOptions,
+        dma: &Arc<Dma>,
+    ) -> Result<(), Error> {
+        let id = options.id.clone();
+        self.ensure_unused(&id)?;
+        let number = self.free_number()?;
+        let slot = self.choose_slot(&id, false, None)?;
+        let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
+        let device = VfioPciDevice::open(options, dma, &self.msi, doorbells)
+            .map(Arc::new)
+            .map_err(|source| {
+                Error::unusable(format!("cannot use VFIO device {id}")).because(source)
+            })?;
+        let slot = self.add_function(&id, slot, device.clone())?;
+        tracing::debug!(%id, %slot, "device attached");
+        self.next_number = number.wrapping_add(1);
+        let entry = Entry {
+            id,
+            slot,
+            device: Attached::Vfio(device),
+            removable: None,
+            endpoint: None,
+            watch: None,
+            wanted_back: None,
+        };
+        self.entries.insert(number, entry);
+        Ok(())
+    }
+
+    fn ensure_unused(&self, id: &str) -> Result<(), Error> {
+        if !self.has(id) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::NoRoom,
+            format!("two devices have the id {id}; give one of them another id"),
+        ))
+    }
+
+    fn add_function(
+        &self,
+        id: &str,
+        slot: Option<Slot>,
+        function: Arc<dyn PciFunction>,
+    ) -> Result<Slot, Error> {
+        self.pci.add(slot, function).map_err(|source| {
+            let message = format!("cannot plug in device {id}");
+            Error::new(ErrorKind::NoRoom, message).because(source)
+        })
     }
 
     /// Chooses the slot of a new device, which is the `given` one if there is one. `None`: any.
@@ -373,19 +430,21 @@ impl DeviceManager {
         } = entry;
         // An ejected function left the bus when the guest ejected it, and another one may have its
         // slot by now.
-        let ours: Arc<dyn PciFunction> = device.clone();
+        let ours = device.function();
         self.pci.remove_function(slot, &ours);
-        drop(ours);
-        unpoll(events, &id, &device.events());
+        if let Some(device) = device.virtio() {
+            unpoll(events, &id, &device.events());
+        }
         // From here on it touches no guest memory, even if the guest's driver never released it.
-        device.reset();
+        ours.reset();
+        drop(ours);
         // Not earlier: until its reset it follows each UNMAP.
         self.leave_iommu(endpoint);
         let start = Instant::now();
-        while Arc::strong_count(&device) > 1 && start.elapsed() < LEAVE {
+        while device.is_shared() && start.elapsed() < LEAVE {
             thread::sleep(Duration::from_micros(50));
         }
-        if Arc::strong_count(&device) > 1 {
+        if device.is_shared() {
             tracing::warn!(%id, "a vCPU still uses an unplugged device: closing it later");
         }
         drop(device);
@@ -414,9 +473,15 @@ impl DeviceManager {
     /// Names the device that cannot, and the reason. When logging ends: the first device that could
     /// not be restored.
     pub(super) fn log_writes(&self, on: bool) -> Result<(), RequestError> {
+        if on {
+            self.ensure_none_passed_through()?;
+        }
         let mut result = Ok(());
         for entry in self.entries.values() {
-            let logged = entry.device.log_writes(on);
+            let Some(device) = entry.virtio() else {
+                continue;
+            };
+            let logged = device.log_writes(on);
             let logged = logged.map_err(|source| RequestError::DirtyLog {
                 id: entry.id.clone(),
                 source,
@@ -434,9 +499,9 @@ impl DeviceManager {
     /// Returns what devices may write without a mark meanwhile: guest-physical addresses and
     /// lengths in bytes.
     pub(super) fn untracked_writes(&self) -> Vec<(u64, u64)> {
-        let devices = self.entries.values();
+        let devices = self.entries.values().filter_map(Entry::virtio);
         devices
-            .flat_map(|entry| entry.device.untracked_writes())
+            .flat_map(VirtioPciDevice::untracked_writes)
             .collect()
     }
 
@@ -444,22 +509,24 @@ impl DeviceManager {
     /// saved.
     pub(super) fn in_flight(&self) -> InFlight {
         let mut count = InFlight::default();
-        for entry in self.entries.values() {
-            in_flight::add(&mut count, &entry.device);
+        for device in self.entries.values().filter_map(Entry::virtio) {
+            in_flight::add(&mut count, device);
         }
         count
     }
 
-    /// Returns the status of all devices, in the order of attachment as long as numbers do not
-    /// wrap.
+    /// Returns the status of all virtio devices, in the order of attachment as long as numbers do
+    /// not wrap.
     pub(super) fn devices(&self) -> Vec<DeviceStatus> {
-        let status = |entry: &Entry| DeviceStatus {
-            id: entry.id.clone(),
-            address: entry.slot,
-            description: entry.device.describe(),
-            watch: entry.watch.iter().flat_map(DeviceWatch::status).collect(),
+        let status = |entry: &Entry| {
+            Some(DeviceStatus {
+                id: entry.id.clone(),
+                address: entry.slot,
+                description: entry.virtio()?.describe(),
+                watch: entry.watch.iter().flat_map(DeviceWatch::status).collect(),
+            })
         };
-        self.entries.values().map(status).collect()
+        self.entries.values().filter_map(status).collect()
     }
 
     /// Returns a device that the guest was asked to eject, if there is one.
@@ -473,7 +540,7 @@ impl DeviceManager {
     pub(super) fn reset_all(&self) {
         // The IOMMU, which was attached first, after the devices that it contains.
         for entry in self.entries.values().rev() {
-            entry.device.reset();
+            entry.device.function().reset();
         }
     }
 
@@ -481,7 +548,11 @@ impl DeviceManager {
     /// writes into guest memory any more, for a closed disk either.
     pub(super) fn await_resets(&self, limit: Duration) -> bool {
         let mut entries = self.entries.values();
-        if !entries.all(|entry| entry.device.await_reset(limit)) {
+        let is_reset = |entry: &Entry| {
+            let device = entry.virtio();
+            device.is_none_or(|device| device.await_reset(limit))
+        };
+        if !entries.all(is_reset) {
             return false;
         }
         let closed = hung_disks() == 0;
@@ -494,8 +565,11 @@ impl DeviceManager {
     /// Returns, by device name, the properties on which the guest relies.
     pub(super) fn guest_view(&self) -> Vec<(String, Slot, GuestView)> {
         let entries = self.entries.values();
-        let guest_view = |entry: &Entry| (entry.id.clone(), entry.slot, entry.device.guest_view());
-        entries.map(guest_view).collect()
+        let guest_view = |entry: &Entry| {
+            let device = entry.virtio()?;
+            Some((entry.id.clone(), entry.slot, device.guest_view()))
+        };
+        entries.filter_map(guest_view).collect()
     }
 
     /// Samples the rings of all watched devices, and the refusals of the guest's IOMMU. Returns
@@ -504,8 +578,8 @@ impl DeviceManager {
         let now = Instant::now();
         let mut changed = self.sample_refusals(now);
         for entry in self.entries.values_mut() {
-            if let Some(watch) = &mut entry.watch {
-                changed |= watch.sample(&entry.id, &entry.device, now);
+            if let (Some(watch), Some(device)) = (&mut entry.watch, entry.device.virtio()) {
+                changed |= watch.sample(&entry.id, device, now);
             }
         }
         changed
@@ -571,12 +645,13 @@ impl Entry {
     /// Whether the guest was asked to eject it, or is about to be asked.
     fn is_unplugging(&self) -> bool {
         let removable = self.removable.as_ref();
-        removable.is_some_and(|removable| {
+        let asked = removable.is_some_and(|removable| {
             matches!(
                 removable.state,
                 PlugPhase::UnplugRequested | PlugPhase::DeviceRemoved
             )
-        })
+        });
+        asked || self.wanted_back.is_some()
     }
 
     fn status(&self) -> Option<Pluggable<DeviceConfig>> {

@@ -101,6 +101,12 @@ pub enum RequestError {
         /// The cause.
         source: devices::Error,
     },
+    /// The machine has a function of the host, whose state is in the device.
+    #[error(
+        "the machine cannot be saved, migrated or upgraded in place with VFIO device {0}, whose \
+         state is in the device: stop the VM and start it again, or use a vDPA device"
+    )]
+    PassedThrough(String),
     /// The storage of a removed disk does not answer, so guest memory may still change.
     #[error("the storage of a removed disk does not answer: try again when it does")]
     HungDisk,
@@ -254,6 +260,12 @@ pub enum NotMovable {
          /v1/vm/disks/{0})"
     )]
     Disk(String),
+    /// Its state is in the device.
+    #[error(
+        "VFIO device {0} cannot move: its state is in the device; stop the VM and start it on the \
+         other host, or use a vDPA device"
+    )]
+    PassedThrough(String),
     /// The destination would be built with it, and the guest is about to release it.
     #[error("the guest has not ejected {0} yet; try again when it has")]
     Unplugging(String),
@@ -265,6 +277,9 @@ impl NotMovable {
     pub fn remedy(&self) -> String {
         match self {
             Self::Disk(id) => format!("unplug it first: DELETE /v1/vm/disks/{id}"),
+            Self::PassedThrough(_) => {
+                "stop the VM and start it on the other host, or use a vDPA device".to_owned()
+            }
             Self::Unplugging(_) => "try again when the guest has ejected it".to_owned(),
         }
     }

@@ -265,7 +265,10 @@ fn act(requests: &Requests<Machine>, action: Action) -> Result<(), RequestError>
             "rng" => return Err(RequestError::NoAnnouncement(id)),
             _ => return Err(RequestError::NoSuchDevice(id)),
         },
-        Action::DirtyLog(_) | Action::PowerButton | Action::Unquiesce => {}
+        Action::DirtyLog(_)
+        | Action::EnsureNonePassedThrough
+        | Action::PowerButton
+        | Action::Unquiesce => {}
         Action::Reset => requests.publish_boot(requests.run_state() == RunState::Paused),
         Action::HandOver(_) => return Err(RequestError::Saving),
         Action::Nmi => {

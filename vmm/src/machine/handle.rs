@@ -212,6 +212,14 @@ impl Handle {
         self.act(Action::Nmi)
     }
 
+    /// Fails if the machine has a function of the host, with which it cannot leave this process.
+    ///
+    /// # Errors
+    /// [`RequestError::PassedThrough`], [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn ensure_none_passed_through(&self) -> Result<(), RequestError> {
+        self.act(Action::EnsureNonePassedThrough)
+    }
+
     /// Returns how much of the guest's output the console has lost since the start.
     ///
     /// # Errors

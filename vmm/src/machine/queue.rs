@@ -97,6 +97,8 @@ pub(super) enum Action {
     Unquiesce,
     /// Hold the machine for this program.
     HandOver(PathBuf),
+    /// Fail if there is a function of the host.
+    EnsureNonePassedThrough,
     /// Send an NMI.
     Nmi,
     /// Park the vCPUs.

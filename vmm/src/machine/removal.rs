@@ -15,9 +15,14 @@
 //! A machine that is saved or sent cannot change its devices. Its removed devices are closed all
 //! the same, because the host waits. The guest is asked to eject them afterwards.
 //!
+//! For a function by VFIO the kernel does ask. The guest ejects it, or it is removed after 10 s
+//! (`device_manager/attached.rs`).
+//!
 //! Owns these steps. It must not know how a device is recognized as removed.
 
 use std::thread;
+
+use devices::pci::Slot;
 
 use super::error::RequestError;
 use super::parts::Machine;
@@ -25,6 +30,7 @@ use super::parts::Machine;
 impl Machine {
     /// Looks for devices that the host removes, and closes them.
     pub(super) fn check_removals(&mut self) {
+        self.check_wanted_back();
         for number in self.device_manager.removed() {
             if self.device_manager.is_failing_over(number) {
                 continue;
@@ -53,6 +59,24 @@ impl Machine {
         match self.device_manager.leaving() {
             Some(id) => Err(RequestError::Removed(id.to_owned())),
             None => Ok(()),
+        }
+    }
+
+    /// Gives back functions that the host wants. A machine with such a function is neither saved
+    /// nor sent, so its devices may change.
+    fn check_wanted_back(&mut self) {
+        let (asked, overdue) = self.device_manager.wanted_back();
+        for (id, slot) in asked {
+            tracing::warn!(%id, %slot, "the host wants the VFIO device back: the guest ejects it");
+            self.hotplug.request_removal(slot);
+        }
+        if overdue.is_empty() {
+            return;
+        }
+        tracing::error!(slots = ?overdue, "the guest does not eject VFIO devices: removing them");
+        let is_overdue = |slot: Slot| overdue.contains(&slot);
+        if self.device_manager.detach(&self.events, is_overdue) > 0 {
+            self.publish();
         }
     }
 

@@ -47,7 +47,7 @@ impl Machine {
                     answer.send(counted.map_err(RequestError::from)).is_ok()
                 }
                 Request::Save { answer } => {
-                    let allowed = self.ensure_not_migrating();
+                    let allowed = self.ensure_savable();
                     let saved = allowed.and_then(|()| self.save(QuiescedFor::Snapshot));
                     answer.send(saved).is_ok()
                 }
@@ -90,6 +90,9 @@ impl Machine {
                 self.requests.publish_upgrade(&self.upgrade);
                 prepared?;
             }
+            Action::EnsureNonePassedThrough => {
+                self.device_manager.ensure_none_passed_through()?;
+            }
             Action::Nmi => {
                 self.ensure_not_in_transit()?;
                 self.vm.send_nmi(BOOT_PROCESSOR)?;
@@ -126,7 +129,7 @@ impl Machine {
         // A device that the guest has already ejected releases its name and slot.
         self.take_ejected();
         let id = device.id.clone();
-        if self.device_manager.named(&id).is_some() {
+        if self.device_manager.has(&id) {
             return Err(RequestError::IdInUse(id));
         }
         let slot = self.device_manager.attach(device, None, &self.events)?;

@@ -182,6 +182,10 @@ impl SavedMachine {
                 configured: cpus,
             });
         }
+        // No machine with a function of the host can be saved, so another program wrote this.
+        if let Some(function) = this.config.vfio.first() {
+            return Err(SnapshotError::DeviceNotSaved(function.name()));
+        }
         // Checks that each slot and each name occurs once.
         this.slots()?;
         Ok(this)

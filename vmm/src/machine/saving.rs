@@ -26,7 +26,7 @@ use super::quiesced::{Arrived, Quiesced, QuiescedFor};
 use super::saved::{SavedDevice, SavedMachine, SavedPlatform};
 use super::status_publisher::RunState;
 use crate::Error;
-use crate::config::VmConfig;
+use crate::config::{VfioConfig, VmConfig};
 use crate::kvm::saved::{ClockPolicy, VmState};
 use crate::vcpu::VcpuState;
 
@@ -56,6 +56,12 @@ impl Machine {
             Some(QuiescedFor::Migration) => Err(RequestError::Quiesced),
             None => Ok(()),
         }
+    }
+
+    /// Fails if the machine migrates, or has a device that cannot be saved.
+    pub(super) fn ensure_savable(&self) -> Result<(), RequestError> {
+        self.ensure_not_migrating()?;
+        self.device_manager.ensure_none_passed_through()
     }
 
     /// Fails if a vCPU has failed: that vCPU must not run again, and the machine is about to end.
@@ -152,6 +158,8 @@ impl Machine {
         });
         let nics: Vec<NicStatus> = self.device_manager.pluggable();
         config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
+        let has = |function: &VfioConfig| self.device_manager.has(&function.name());
+        config.vfio.retain(has);
         let disks: Vec<DiskStatus> = self.device_manager.pluggable();
         config.disks = disks.into_iter().map(|disk| disk.config).collect();
         config

@@ -277,6 +277,7 @@ impl VmSpec {
             _ => Map::new(),
         };
         members.remove(VDPA);
+        members.remove(VFIO);
         for (name, value) in [
             ("nics", serde_json::to_value(&self.nics)?),
             ("state", json!(self.state)),
@@ -321,6 +322,10 @@ impl VmSpec {
         if members.contains_key(VDPA) {
             return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
         }
+        if members.contains_key(VFIO) {
+            let message = "unknown field `vfio`: only `bellhop run` passes functions through";
+            return Err(de::Error::custom(message));
+        }
         let known: Vec<String> = match Self::schema() {
             RefOr::T(Schema::Object(object)) => object.properties.into_keys().collect(),
             _ => Vec::new(),
@@ -335,8 +340,9 @@ impl VmSpec {
     }
 }
 
-/// The field of [`VmConfig`] that clients of the node cannot set.
+/// The fields of [`VmConfig`] that clients of the node cannot set.
 const VDPA: &str = "vdpa";
+const VFIO: &str = "vfio";
 
 impl<'de> Deserialize<'de> for VmSpec {
     // Written by hand: serde's `flatten` neither rejects unknown fields nor reports the position of
@@ -386,6 +392,7 @@ impl PartialSchema for VmSpec {
             _ => Object::new(),
         };
         object.properties.remove(VDPA);
+        object.properties.remove(VFIO);
         let nics = ArrayBuilder::new()
             .items(NicSpec::schema())
             .description(Some("Its NICs, in the order of their PCI slots"));

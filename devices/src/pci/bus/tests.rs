@@ -8,7 +8,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata};
 
 use super::*;
-use crate::pci::{Bar, ConfigPorts, ConfigSpace, Ecam, Identity};
+use crate::pci::{Bar, BarType, ConfigPorts, ConfigSpace, Ecam, Identity};
 use crate::saved::through_a_file;
 
 const WINDOW: u64 = 0x10_0000_0000;
@@ -33,7 +33,7 @@ impl Recorder {
             subsystem_vendor: 0,
             subsystem: 0,
         });
-        space.add_bar(0, BAR_SIZE).unwrap();
+        space.add_bar(0, BAR_SIZE, BarType::WIDE).unwrap();
         Arc::new(Self {
             space: Mutex::new(space),
             moves: Mutex::default(),
@@ -77,7 +77,7 @@ impl PciFunction for Recorder {
 fn bus() -> (Arc<Bus>, Arc<PciBus>) {
     let memory = Arc::new(Bus::new());
     let window = MmioWindow::new(WINDOW, 0x100_0000).unwrap();
-    let pci = Arc::new(PciBus::new(&memory, window));
+    let pci = Arc::new(PciBus::new(&memory, window, None));
     (memory, pci)
 }
 
@@ -99,7 +99,7 @@ fn answers(memory: &Bus, address: u64) -> bool {
 fn all_places_of_two_bars() {
     let memory = Arc::new(Bus::new());
     let window = MmioWindow::new(WINDOW, 4 * BAR_SIZE).unwrap();
-    let pci = PciBus::new(&memory, window);
+    let pci = PciBus::new(&memory, window, None);
     let slots = [(); 2].map(|()| pci.add(None, Recorder::new()).unwrap());
     for slot in slots {
         pci.write_config(slot, 0x04, &[2, 0]);
@@ -136,7 +136,7 @@ fn all_places_of_two_bars() {
 fn the_host_bridge_continues_on_another_host() {
     let bus = || {
         let window = MmioWindow::new(WINDOW, 1 << 30).unwrap();
-        PciBus::new(&Arc::new(Bus::new()), window)
+        PciBus::new(&Arc::new(Bus::new()), window, None)
     };
     let source = bus();
     source.write_config(Slot::HOST_BRIDGE, 0x04, &[0x06, 0x04]);
@@ -353,7 +353,7 @@ fn slots_fill_empty_and_fill_again() {
 fn a_full_window_leaves_nothing_behind() {
     let memory = Arc::new(Bus::new());
     let window = MmioWindow::new(WINDOW, BAR_SIZE).unwrap();
-    let pci = PciBus::new(&memory, window);
+    let pci = PciBus::new(&memory, window, None);
     let slot = pci.add(None, Recorder::new()).unwrap();
     let full = pci.add(None, Recorder::new()).unwrap_err();
     assert_eq!(full.to_string(), "cannot place a BAR");

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bus::Bus;
-use crate::pci::{Bar, ConfigSpace, Identity, MmioWindow, PciFunction};
+use crate::pci::{Bar, BarType, ConfigSpace, Identity, MmioWindow, PciFunction};
 use crate::saved::through_a_file;
 use crate::testing::FakeLevel;
 
@@ -23,7 +23,7 @@ impl Plain {
             subsystem_vendor: 0,
             subsystem: 0,
         });
-        space.add_bar(0, 0x1_0000).unwrap();
+        space.add_bar(0, 0x1_0000, BarType::WIDE).unwrap();
         Arc::new(Self(Mutex::new(space)))
     }
 }
@@ -61,7 +61,7 @@ impl Rig {
     fn new() -> Self {
         let memory = Arc::new(Bus::new());
         let window = MmioWindow::new(WINDOW, 1 << 30).unwrap();
-        let bus = Arc::new(PciBus::new(&memory, window));
+        let bus = Arc::new(PciBus::new(&memory, window, None));
         let level = FakeLevel::default();
         let hotplug = PciHotplug::new(bus.clone(), Box::new(level.clone())).unwrap();
         Self {

@@ -34,8 +34,8 @@ fn pending_word(msix: &Msix, word: u64) -> u64 {
 fn table_sizes() {
     Msix::new(Vec::new()).unwrap_err();
     let (msix, _) = msix(3);
-    let (body, mask) = msix.capability(0, 0x8000, 0xc000);
-    assert_eq!(body, [2, 0, 0, 0x80, 0, 0, 0, 0xc0, 0, 0]);
+    let (body, mask) = msix.capability((0, 0x8000), (3, 0xc000));
+    assert_eq!(body, [2, 0, 0, 0x80, 0, 0, 3, 0xc0, 0, 0]);
     assert_eq!(mask, [0, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0]);
 }
 

@@ -12,7 +12,7 @@
 //! The BAR's size is the next power of two. This file must not know the function of the parts.
 
 use crate::Error;
-use crate::pci::{ConfigSpace, Identity, MSIX_CAPABILITY_ID, Msix};
+use crate::pci::{BarType, ConfigSpace, Identity, MSIX_CAPABILITY_ID, Msix};
 
 /// Index of the only BAR.
 pub(super) const BAR: u8 = 0;
@@ -166,7 +166,7 @@ pub(super) fn config_space(
         subsystem_vendor: VENDOR,
         subsystem: device_id,
     });
-    space.add_bar(BAR, bar_size(queues))?;
+    space.add_bar(BAR, bar_size(queues), BarType::WIDE)?;
 
     let common = capability(CAPABILITY_LEN, CFG_TYPE_COMMON, COMMON, COMMON_LEN);
     let isr = capability(CAPABILITY_LEN, CFG_TYPE_ISR, ISR, ISR_LEN);
@@ -191,7 +191,7 @@ pub(super) fn config_space(
 
     let table = u32::try_from(MSIX_TABLE).unwrap_or(0);
     let pending = u32::try_from(MSIX_PENDING).unwrap_or(0);
-    let (body, mask) = msix.capability(BAR, table, pending);
+    let (body, mask) = msix.capability((BAR, table), (BAR, pending));
     let msix = space.add_capability(MSIX_CAPABILITY_ID, &body, &mask)?;
     Ok((space, Capabilities { pci_cfg, msix }))
 }

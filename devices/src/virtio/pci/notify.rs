@@ -28,7 +28,7 @@ use tracing::{error, warn};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::layout::{NOTIFY, NOTIFY_STRIDE};
-use crate::hypervisor::{DoorbellPage, Doorbells};
+use crate::hypervisor::{DevicePages, Doorbells};
 
 /// Creates one eventfd per queue, with counter 0.
 pub(super) fn kicks(queues: u16) -> io::Result<Vec<Arc<EventFd>>> {
@@ -69,7 +69,7 @@ struct NotifyPage {
     /// The guest-physical address of the page.
     address: Option<u64>,
     /// The device's doorbell while the queue runs.
-    doorbell: Option<Arc<dyn DoorbellPage>>,
+    doorbell: Option<Arc<dyn DevicePages>>,
     /// The guest has read the page: no doorbell is mapped until the function's reset.
     was_read: bool,
     /// Where the eventfd is attached.
@@ -200,10 +200,7 @@ impl NotifyDoorbells {
     }
 
     /// The device runs; its queues have the doorbells that `doorbell_of` returns.
-    pub(super) fn run(
-        &mut self,
-        mut doorbell_of: impl FnMut(u16) -> Option<Arc<dyn DoorbellPage>>,
-    ) {
+    pub(super) fn run(&mut self, mut doorbell_of: impl FnMut(u16) -> Option<Arc<dyn DevicePages>>) {
         for (queue, page) in (0..=u16::MAX).zip(&mut self.pages) {
             page.doorbell = doorbell_of(queue);
         }
@@ -219,7 +216,7 @@ impl NotifyDoorbells {
 
     /// One queue of the running device starts with this doorbell, or stops (`None`). After a stop,
     /// no store of the guest to its page reaches the device when this returns.
-    pub(super) fn set(&mut self, queue: u16, doorbell: Option<Arc<dyn DoorbellPage>>) {
+    pub(super) fn set(&mut self, queue: u16, doorbell: Option<Arc<dyn DevicePages>>) {
         if let Some(page) = self.pages.get_mut(usize::from(queue)) {
             page.doorbell = doorbell;
         }

@@ -20,7 +20,7 @@ use super::identity::NetIdentity;
 use super::rings::Rings;
 use super::saved::Saved;
 use crate::Error;
-use crate::hypervisor::DoorbellPage;
+use crate::hypervisor::DevicePages;
 use crate::virtio::backend::{
     Activation, Backend, DirtyTracking, Event, Hardware, Outcome, QueueChange, QueueRole,
     ReplacedDevice, SavedState, Translated,
@@ -232,7 +232,7 @@ impl Backend for VdpaBackend {
 }
 
 impl Hardware for VdpaBackend {
-    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
+    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DevicePages>> {
         // Without a negotiation the guest has no queue. The control queue belongs to the VMM, which
         // takes its kicks.
         let negotiation = self.negotiation?;

@@ -12,7 +12,7 @@ use vdpa::doorbell::{Doorbell, DoorbellAnswer};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
 use crate::Error;
-use crate::hypervisor::DoorbellPage;
+use crate::hypervisor::DevicePages;
 
 /// How the guest kicks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ pub enum DoorbellMode {
 
 // SAFETY: needed to map the page into a guest. A `Doorbell` is one mapping of a page, at an address
 // that never changes, unmapped when it is dropped. This process writes it by volatile stores only.
-unsafe impl DoorbellPage for Doorbell {
+unsafe impl DevicePages for Doorbell {
     fn host_address(&self) -> u64 {
         Doorbell::host_address(self)
     }

@@ -11,6 +11,7 @@ use super::state::Api;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
 use crate::http::on_worker;
+use crate::machine::Handle;
 
 /// The time for the answer to reach the client before the serving program is replaced.
 const ANSWER: Duration = Duration::from_millis(100);
@@ -33,6 +34,7 @@ pub(super) async fn upgrade(
     JsonBody(wanted): JsonBody<UpgradeRequest>,
 ) -> Result<StatusCode, ApiError> {
     let machine = api.running()?;
+    api.ask(Handle::ensure_none_passed_through).await?;
     let program = wanted.program.clone();
     on_worker(move || crate::machine::check_program(&program)).await??;
     machine.forget_upgrade_error();

@@ -12,6 +12,7 @@ use devices::virtio::pci::{SwapFailed, Swapped};
 use super::super::devices::Device;
 use super::super::error::RequestError;
 use super::super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, Pluggable};
+use super::attached::Attached;
 use super::{DeviceManager, poll, unpoll};
 use crate::Error;
 use crate::config::{VdpaConfig, VdpaSource};
@@ -51,7 +52,8 @@ impl DeviceManager {
             return Exchanged::not(RequestError::NoSuchDevice(id), backend);
         };
         let kind = |config: &DeviceConfig| config.kind() == DeviceKind::Nic;
-        let (Some(removable), Some(config)) = (
+        let (Attached::Virtio(function), Some(removable), Some(config)) = (
+            &entry.device,
             entry
                 .removable
                 .as_mut()
@@ -61,7 +63,7 @@ impl DeviceManager {
             let wanted = DeviceKind::Nic;
             return Exchanged::not(RequestError::OtherKind { id, wanted }, backend);
         };
-        let replacement = entry.device.replacement(backend);
+        let replacement = function.replacement(backend);
         let added = replacement.events().to_vec();
         if let Err(error) = poll(events, number, &added) {
             let error = Error::failed("epoll_ctl")(error);
@@ -69,7 +71,7 @@ impl DeviceManager {
         }
         // No MAP or UNMAP comes between the old device's mappings and the new one's.
         let domains = self.iommu.as_ref().filter(|_| entry.endpoint.is_some());
-        match entry.device.swap(replacement, domains) {
+        match function.swap(replacement, domains) {
             Ok(Swapped {
                 events: old,
                 retired,
@@ -88,7 +90,7 @@ impl DeviceManager {
                 }
                 removable.numa_node = numa_node;
                 removable.failover = None;
-                entry.device.set_has_backup(removable.backup().is_some());
+                function.set_has_backup(removable.backup().is_some());
                 Exchanged {
                     gap: Ok(gap),
                     unused: retired,
@@ -141,7 +143,9 @@ impl DeviceManager {
         let Ok(entry) = self.entry_mut(id) else {
             return;
         };
-        entry.device.give_up();
+        if let Some(device) = entry.virtio() {
+            device.give_up();
+        }
         if let Some(removable) = &mut entry.removable {
             removable.failover = Some(failover);
         }
@@ -161,7 +165,8 @@ impl DeviceManager {
             .removable
             .as_mut()
             .map(|removable| &mut removable.config);
-        let Some(DeviceConfig::Nic(nic)) = config else {
+        let (Attached::Virtio(device), Some(DeviceConfig::Nic(nic))) = (&entry.device, config)
+        else {
             return Err(RequestError::OtherKind {
                 id: id.to_owned(),
                 wanted: DeviceKind::Nic,
@@ -170,7 +175,7 @@ impl DeviceManager {
         if backup.as_deref().is_some_and(|backup| nic.is_at(backup)) {
             return Err(RequestError::OwnBackup(id.to_owned()));
         }
-        entry.device.set_has_backup(backup.is_some());
+        device.set_has_backup(backup.is_some());
         nic.backup = backup;
         entry
             .status()

@@ -3,6 +3,7 @@
 //! It must not know what replaces one, nor when the guest is asked to eject it.
 
 use devices::pci::Slot;
+use devices::virtio::pci::VirtioPciDevice;
 
 use super::super::pluggable::{FailoverState, PlugPhase};
 use super::{DeviceManager, Entry, Removable};
@@ -11,7 +12,7 @@ impl DeviceManager {
     /// Returns the numbers of the devices that the host removes and that are still open.
     pub(in super::super) fn removed(&self) -> Vec<u16> {
         let entries = self.entries.iter();
-        let removed = entries.filter(|(_, entry)| entry.device.is_removed());
+        let removed = entries.filter(|(_, entry)| entry.is_removed());
         removed.map(|(number, _)| *number).collect()
     }
 
@@ -35,7 +36,7 @@ impl DeviceManager {
         number: u16,
     ) -> Option<(String, Box<dyn Send>)> {
         let entry = self.entries.get_mut(&number)?;
-        let closed = entry.device.close()?;
+        let closed = entry.virtio()?.close()?;
         if let Some(removable) = &mut entry.removable {
             removable.state = PlugPhase::DeviceRemoved;
         }
@@ -51,12 +52,16 @@ impl DeviceManager {
     /// Returns the name of a device that is closed, or that the host removes.
     pub(in super::super) fn leaving(&self) -> Option<&str> {
         let mut entries = self.entries.values();
-        let leaving = entries.find(|entry| entry.is_closed() || entry.device.is_removed());
+        let leaving = entries.find(|entry| entry.is_closed() || entry.is_removed());
         leaving.map(|entry| entry.id.as_str())
     }
 }
 
 impl Entry {
+    fn is_removed(&self) -> bool {
+        self.virtio().is_some_and(VirtioPciDevice::is_removed)
+    }
+
     fn is_closed(&self) -> bool {
         let removable = self.removable.as_ref();
         removable.is_some_and(|removable| removable.state == PlugPhase::DeviceRemoved)

@@ -17,9 +17,13 @@ impl DeviceManager {
     /// # Errors
     /// A device cannot be saved; all devices resume.
     pub(in super::super) fn save(&self) -> Result<Vec<SavedDevice>, RequestError> {
+        self.ensure_none_passed_through()?;
         let mut saved = Vec::with_capacity(self.entries.len());
         for entry in self.entries.values() {
-            match entry.device.save() {
+            let Some(device) = entry.virtio() else {
+                continue;
+            };
+            match device.save() {
                 Ok(state) => saved.push(SavedDevice {
                     id: entry.id.clone(),
                     slot: entry.slot.number(),
@@ -153,10 +157,12 @@ impl DeviceManager {
             if let (true, Some(removable)) = (saved.unplug_requested, &mut entry.removable) {
                 removable.state = PlugPhase::UnplugRequested;
             }
+            let device = entry.virtio();
+            let device = device.ok_or_else(|| SnapshotError::NoDevice(id.clone()))?;
             let restored = if again {
-                entry.device.restore_again(&saved.state)
+                device.restore_again(&saved.state)
             } else {
-                entry.device.restore(&saved.state)
+                device.restore(&saved.state)
             };
             restored.map_err(|source| SnapshotError::Device {
                 id: id.clone(),

@@ -190,8 +190,13 @@ impl Document {
             }
         }
         if let Err(error) = check_movable(&self.config) {
+            let disks = self.config.vfio.is_empty();
             refusals.push(refusal(
-                "the disks",
+                if disks {
+                    "the disks"
+                } else {
+                    "the VFIO devices"
+                },
                 "there".to_owned(),
                 error.to_string(),
                 "unplug them at the source first",
@@ -447,6 +452,9 @@ pub(super) fn unbuildable(error: &Error) -> Refusal {
 /// # Errors
 /// [`NotMovable`].
 pub(super) fn check_movable(config: &VmConfig) -> Result<(), NotMovable> {
+    if let Some(function) = config.vfio.first() {
+        return Err(NotMovable::PassedThrough(function.name()));
+    }
     match config.disks.iter().enumerate().next() {
         Some((number, disk)) => Err(NotMovable::Disk(disk.name(number))),
         None => Ok(()),
@@ -478,6 +486,15 @@ mod tests {
             devices: Vec::new(),
             last_iova: None,
         }
+    }
+
+    #[test]
+    fn a_machine_with_a_function_of_the_host_does_not_move() {
+        let config = r#"{"kernel": "k", "vfio": [{"host": "0000:03:10.1", "id": "vf"}]}"#;
+        let refused = check_movable(&document(config).config).unwrap_err();
+        assert!(refused.to_string().contains("VFIO device vf"), "{refused}");
+        assert!(refused.remedy().contains("stop the VM"));
+        check_movable(&document(r#"{"kernel": "k"}"#).config).unwrap();
     }
 
     #[test]

@@ -6,9 +6,9 @@
 #![allow(unreachable_pub, reason = "the macros make public functions")]
 
 use kvm_bindings::{
-    KVMIO, kvm_clear_dirty_log, kvm_clock_data, kvm_cpuid2, kvm_debugregs, kvm_device_attr,
-    kvm_dirty_log, kvm_enable_cap, kvm_ioeventfd, kvm_irq_level, kvm_irq_routing, kvm_irqchip,
-    kvm_irqfd, kvm_lapic_state, kvm_mp_state, kvm_msi, kvm_msr_list, kvm_msrs,
+    KVMIO, kvm_clear_dirty_log, kvm_clock_data, kvm_cpuid2, kvm_create_device, kvm_debugregs,
+    kvm_device_attr, kvm_dirty_log, kvm_enable_cap, kvm_ioeventfd, kvm_irq_level, kvm_irq_routing,
+    kvm_irqchip, kvm_irqfd, kvm_lapic_state, kvm_mp_state, kvm_msi, kvm_msr_list, kvm_msrs,
     kvm_pre_fault_memory, kvm_regs, kvm_sregs, kvm_userspace_memory_region, kvm_vcpu_events,
     kvm_xcrs, kvm_xsave,
 };
@@ -44,6 +44,7 @@ ioctl_iow_nr!(KVM_SET_CLOCK, KVMIO, 0x7b, kvm_clock_data);
 ioctl_ior_nr!(KVM_GET_CLOCK, KVMIO, 0x7c, kvm_clock_data);
 ioctl_iow_nr!(KVM_ENABLE_CAP, KVMIO, 0xa3, kvm_enable_cap);
 ioctl_iow_nr!(KVM_SIGNAL_MSI, KVMIO, 0xa5, kvm_msi);
+ioctl_iowr_nr!(KVM_CREATE_DEVICE, KVMIO, 0xe0, kvm_create_device);
 ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
 
 // Of a vCPU.

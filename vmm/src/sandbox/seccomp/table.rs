@@ -116,6 +116,12 @@ const EXECUTABLE: u32 = bits(PROT_EXEC);
 const FUTEX_OPERATION: u32 = !bits(FUTEX_PRIVATE_FLAG | FUTEX_CLOCK_REALTIME);
 /// The first real-time signal that glibc leaves to programs: it interrupts vCPUs.
 pub(super) const VCPU_SIGNAL: u32 = 34;
+/// A request of VFIO (`linux/vfio.h`).
+const fn vfio(number: c_ulong) -> c_ulong {
+    // The letter is ';', and the numbers begin at 100.
+    0x3b00 + 100 + number
+}
+
 /// How glibc creates a thread.
 const NEW_THREAD: u32 = bits(
     CLONE_VM
@@ -218,6 +224,22 @@ const DEVICES: Calls = calls! {
     SYS_ftruncate => "the size of such rings";
     SYS_fcntl [one_of(1, &[bits(F_ADD_SEALS), bits(F_GETFL)])] => "the seals of such rings";
     SYS_prlimit64 [is(2, Test::Null)] => "the limit of locked memory, for the cause of an error";
+};
+
+/// A function by VFIO under a guest's driver.
+const FUNCTIONS: Calls = calls! {
+    SYS_ioctl [ioctl_of(&[|| vfio(10), || vfio(11)])] => "its vectors; its reset";
+    SYS_pread64 => "a part of a BAR that is not mapped";
+    SYS_pwrite64 => "such a part; memory and DMA of the function, on or off";
+};
+
+/// Opens and closes functions by VFIO.
+const OPENS_FUNCTIONS: Calls = calls! {
+    SYS_ioctl [ioctl_of(&[
+        || vfio(0), || vfio(1), || vfio(2), || vfio(3), || vfio(4), || vfio(5), || vfio(6),
+        || vfio(7), || vfio(8), || vfio(9), || vfio(12), || vfio(13), || vfio(14),
+    ])] => "containers, groups, the properties of a function, guest RAM for it";
+    SYS_ioctl [ioctl_of(&[KVM_CREATE_DEVICE])] => "KVM's device for VFIO, before a guest runs";
 };
 
 /// The disks' I/O.
@@ -410,7 +432,7 @@ impl Thread {
     const fn row(self) -> Row {
         let (calls, starts): (&[Calls], &[Thread]) = match self {
             Self::Vcpu => (
-                &[VCPU, DEVICES, DIRTY_LOG, DISKS, STARTS_THREADS],
+                &[VCPU, DEVICES, FUNCTIONS, DIRTY_LOG, DISKS, STARTS_THREADS],
                 &[Self::Relay],
             ),
             Self::Relay | Self::VmTeardown => (&[], &[]),
@@ -440,7 +462,7 @@ impl Thread {
             Self::Stop => (&[EVENT_LOOP], &[]),
             Self::Failover => (&[FILES, DEVICES], &[]),
             Self::Vmm => (
-                &[MACHINE, LISTEN, STARTS_THREADS],
+                &[MACHINE, OPENS_FUNCTIONS, LISTEN, STARTS_THREADS],
                 &[
                     Self::Vcpu,
                     Self::Api,

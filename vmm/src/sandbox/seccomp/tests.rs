@@ -116,9 +116,9 @@ fn calls_that_no_thread_makes_end_the_process() {
         ("socket of vsock", libc::SYS_socket, [40, 1, 0]),
         ("ioctl TIOCSTI", libc::SYS_ioctl, [CLOSED, 0x5412, 0]),
         (
-            "ioctl KVM_CREATE_DEVICE",
+            "ioctl KVM_CREATE_GUEST_MEMFD",
             libc::SYS_ioctl,
-            [CLOSED, 0xc00c_aee0, 0],
+            [CLOSED, 0xc040_aed4, 0],
         ),
         ("prctl PR_SET_DUMPABLE 1", libc::SYS_prctl, [4, 1, 0]),
         ("prctl PR_SET_PTRACER", libc::SYS_prctl, [0x5961_6d61, 1, 0]),
@@ -163,6 +163,10 @@ fn a_thread_may_not_do_the_work_of_another() {
             thread,
             ("KVM_CREATE_VM", libc::SYS_ioctl, [CLOSED, create, 0]),
         );
+        // Only the vmm thread opens functions by VFIO and maps memory for them.
+        for request in [kvm::KVM_CREATE_DEVICE(), 0x3b6a, 0x3b71] {
+            assert_denied(thread, ("VFIO", libc::SYS_ioctl, [CLOSED, request, 0]));
+        }
     }
     let run = kvm::KVM_RUN();
     for thread in Thread::ALL {

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::{Bus, BusDevice};
-use crate::hypervisor::DoorbellPage;
+use crate::hypervisor::DevicePages;
 use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
 use crate::testing::{FakeDoorbells, FakePage, FakeVectors, Reached};
 use crate::virtio::backend::{
@@ -344,7 +344,7 @@ impl Backend for Model {
 }
 
 impl Hardware for Model {
-    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
+    fn doorbell(&self, queue: u16) -> Option<Arc<dyn DevicePages>> {
         let seen = self.seen.lock();
         assert_eq!(seen.stage, Stage::Active, "doorbell");
         let activation = seen.activation.as_ref().unwrap();
@@ -497,7 +497,7 @@ impl Rig {
     pub(super) fn cold_with(shape: Shape) -> Self {
         let memory = Arc::new(Bus::new());
         let window = MmioWindow::new(WINDOW, WINDOW_LEN).unwrap();
-        let pci = Arc::new(PciBus::new(&memory, window));
+        let pci = Arc::new(PciBus::new(&memory, window, None));
         let vectors = FakeVectors::new(100);
         let doorbells = Arc::new(FakeDoorbells::default());
         let (model, seen) = Model::new(shape);

@@ -1,0 +1,484 @@
+//! Opens a PCI function of the host that is bound to a VFIO driver.
+//!
+//! Owns the checks before and after, each with its remedy, and the open device. It must not know
+//! the guest.
+//!
+//! `vfio-ioctls` opens group and device, and lists regions. `docs/design/decisions.md` lists its
+//! faults, which are avoided here.
+
+use std::fs::{self, File};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::Arc;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use vfio_bindings::bindings::vfio::{
+    VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_NORESIZE,
+    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP, vfio_region_info,
+};
+use vfio_ioctls::{VfioDevice, VfioError, VfioOps, VfioRegionInfoCap};
+
+use super::dma::Dma;
+use super::host::{BARS, CONFIG, Description, Host, Region};
+use super::uapi;
+use crate::Error;
+use crate::hypervisor::DevicePages;
+
+/// Regions that are used: BARs, the ROM and configuration space.
+const REGIONS: u8 = CONFIG + 1;
+
+/// Which function to give to a guest.
+#[derive(Debug, Clone)]
+pub struct VfioOptions {
+    /// Name in messages.
+    pub id: String,
+    /// Its directory in sysfs, such as `/sys/bus/pci/devices/0000:03:10.1`.
+    pub path: PathBuf,
+    /// Whether it may be a function that is not virtual. Its guest controls the whole device.
+    pub allow_pf: bool,
+}
+
+/// An open function.
+pub(super) struct HostDevice {
+    /// Taken when it is dropped.
+    device: ManuallyDrop<VfioDevice>,
+    /// The same open device.
+    file: File,
+    /// Offsets in the file, by region.
+    offsets: [u64; REGIONS as usize],
+    directory: PathBuf,
+    /// Keeps guest RAM mapped.
+    dma: Arc<Dma>,
+}
+
+vdpa::opaque_debug! {
+    HostDevice, this =>
+    directory: this.directory,
+}
+
+/// Opens a function, and maps guest RAM for it.
+///
+/// # Errors
+/// The function cannot be given to a guest; the text has the remedy.
+pub(super) fn open(
+    options: &VfioOptions,
+    dma: &Arc<Dma>,
+) -> Result<(HostDevice, Description), Error> {
+    let (directory, address) = check_function(&options.path, options.allow_pf)?;
+    if !dma.add_function(&directory) {
+        return Err(Error::other(format!(
+            "the VM has {address} already: remove one of its devices"
+        )));
+    }
+    let ops: Arc<dyn VfioOps> = dma.container().clone();
+    let device = VfioDevice::new(&directory, ops, false).map_err(|error| {
+        dma.remove_function(&directory);
+        cannot_open(error)
+    })?;
+    let fd = device.as_raw_fd();
+    // SAFETY: needed because the crate lends no `BorrowedFd`. The device is open.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+    let device = ManuallyDrop::new(device);
+    let file = file.map_err(Error::context("cannot duplicate the device's descriptor"))?;
+    let mut host = HostDevice {
+        device,
+        file: file.into(),
+        offsets: [0; REGIONS as usize],
+        directory,
+        dma: Arc::clone(dma),
+    };
+    let description = host.describe(&address)?;
+    dma.map()?;
+    Ok((host, description))
+}
+
+/// Checks what sysfs shows of a function. Returns its directory and its address.
+fn check_function(path: &Path, allow_pf: bool) -> Result<(PathBuf, String), Error> {
+    let directory = fs::canonicalize(path).map_err(|source| {
+        Error::other(format!(
+            "there is no PCI function {}: list them with lspci -D",
+            path.display()
+        ))
+        .because(source)
+    })?;
+    let name = directory.file_name().and_then(|name| name.to_str());
+    let address = name.unwrap_or_default().to_owned();
+    if !directory.join("resource").exists() {
+        return Err(Error::other(format!(
+            "{} is not a PCI function: give its directory in /sys/bus/pci/devices",
+            path.display()
+        )));
+    }
+    if !allow_pf && link_name(&directory.join("physfn")).is_none() {
+        return Err(Error::other(format!(
+            "{address} is not a virtual function: its guest would control the whole device, with \
+             the functions of other guests. Create virtual functions (sriov_numvfs), or allow it \
+             with allow_pf=on"
+        )));
+    }
+    let Some(group) = link_name(&directory.join("iommu_group")) else {
+        return Err(Error::other(format!(
+            "{address} has no IOMMU group: enable the IOMMU in the firmware and on the host \
+             kernel's command line (intel_iommu=on; AMD: in the firmware only)"
+        )));
+    };
+    let driver = link_name(&directory.join("driver"));
+    if !driver.as_deref().is_some_and(is_vfio) {
+        let driver = driver.map_or("no driver".to_owned(), |driver| format!("driver {driver}"));
+        return Err(Error::other(format!(
+            "{address} is bound to {driver}, not to vfio-pci: {}",
+            bind_commands(&address)
+        )));
+    }
+    let mut others = Vec::new();
+    for entry in fs::read_dir(directory.join("iommu_group/devices"))
+        .into_iter()
+        .flatten()
+    {
+        let Ok(entry) = entry else { continue };
+        let driver = link_name(&entry.path().join("driver"));
+        let viable = driver
+            .as_deref()
+            .is_none_or(|driver| is_vfio(driver) || matches!(driver, "pci-stub" | "pcieport"));
+        if !viable {
+            others.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    if !others.is_empty() {
+        others.sort();
+        return Err(Error::other(format!(
+            "the IOMMU group {group} of {address} also has {}, which the host uses: unbind them or \
+             bind them to vfio-pci; all functions of a group belong together",
+            others.join(", ")
+        )));
+    }
+    Ok((directory, address))
+}
+
+fn link_name(link: &Path) -> Option<String> {
+    let target = fs::read_link(link).ok()?;
+    Some(target.file_name()?.to_string_lossy().into_owned())
+}
+
+/// Whether a driver is vfio-pci or a variant for one type of device.
+fn is_vfio(driver: &str) -> bool {
+    driver.contains("vfio")
+}
+
+fn bind_commands(address: &str) -> String {
+    format!(
+        "modprobe vfio-pci; D=/sys/bus/pci/devices/{address}; echo vfio-pci >$D/driver_override; \
+         echo {address} >$D/driver/unbind; echo {address} >/sys/bus/pci/drivers_probe"
+    )
+}
+
+fn cannot_open(source: VfioError) -> Error {
+    let message = match &source {
+        VfioError::OpenGroup(error, group) => match error.raw_os_error() {
+            Some(libc::EBUSY) => format!(
+                "the device is in use: find the process with fuser -v /dev/vfio/{group}, and stop \
+                 its VM"
+            ),
+            Some(libc::EACCES | libc::EPERM) => format!(
+                "no permission to open /dev/vfio/{group}: run as root, or give this user access"
+            ),
+            _ => format!("cannot open /dev/vfio/{group}"),
+        },
+        VfioError::GroupViable => "the kernel finds that the host uses a function of the device's \
+                                   IOMMU group: bind all of them to vfio-pci"
+            .to_owned(),
+        VfioError::ContainerSetIOMMU(error) if error.errno() == libc::EPERM => {
+            "the host's IOMMU cannot remap interrupts: enable interrupt remapping in the firmware. \
+             (The parameter allow_unsafe_interrupts of vfio_iommu_type1 lets a guest send any \
+             interrupt to the host.)"
+                .to_owned()
+        }
+        _ => "cannot open the device with VFIO".to_owned(),
+    };
+    Error::other(message).because(source)
+}
+
+impl HostDevice {
+    /// Checks the open device, and returns its properties.
+    fn describe(&mut self, address: &str) -> Result<Description, Error> {
+        let failed = |call: &str| Error::context(format!("{call} failed"));
+        let info = uapi::device_info(&self.file).map_err(failed("VFIO_DEVICE_GET_INFO"))?;
+        if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 {
+            return Err(Error::other(format!(
+                "{address} is not a PCI device of VFIO"
+            )));
+        }
+        if info.flags & VFIO_DEVICE_FLAGS_RESET == 0 {
+            return Err(Error::other(format!(
+                "the host cannot reset {address} alone, so one guest would get what another one \
+                 left in it: use a function with FLR (lspci -vv shows FLReset+)"
+            )));
+        }
+        let mut regions: [Region; BARS] = Default::default();
+        for index in 0..REGIONS {
+            let info = uapi::region_info(&self.file, index.into())
+                .map_err(failed("VFIO_DEVICE_GET_REGION_INFO"))?;
+            if !self.agrees(&info) {
+                return Err(Error::other(format!(
+                    "the kernel describes region {index} of {address} in two ways"
+                )));
+            }
+            if let Some(offset) = self.offsets.get_mut(usize::from(index)) {
+                *offset = info.offset;
+            }
+            if let Some(region) = regions.get_mut(usize::from(index)) {
+                region.size = info.size;
+                if info.flags & VFIO_REGION_INFO_FLAG_MMAP != 0 {
+                    region.areas = self.areas(&info);
+                }
+            }
+        }
+        let msix = self.device.get_irq_info(VFIO_PCI_MSIX_IRQ_INDEX);
+        Ok(Description {
+            regions,
+            vectors: msix.map_or(0, |msix| msix.count),
+            resizable: msix.is_some_and(|msix| msix.flags & VFIO_IRQ_INFO_NORESIZE == 0),
+        })
+    }
+
+    /// Whether `vfio-ioctls` has this region at this index. It leaves out regions whose request
+    /// fails, and then the later ones have wrong indices.
+    fn agrees(&self, info: &vfio_region_info) -> bool {
+        self.device.get_region_offset(info.index) == info.offset
+            && self.device.get_region_size(info.index) == info.size
+            && self.device.get_region_flags(info.index) == info.flags
+    }
+
+    /// Returns the parts of a region that can be mapped.
+    fn areas(&self, info: &vfio_region_info) -> Vec<(u64, u64)> {
+        let caps = self.device.get_region_caps(info.index);
+        let sparse = caps.into_iter().find_map(|cap| match cap {
+            VfioRegionInfoCap::SparseMmap(sparse) => Some(sparse.areas),
+            _ => None,
+        });
+        match sparse {
+            Some(areas) => areas.iter().map(|area| (area.offset, area.size)).collect(),
+            None => vec![(0, info.size)],
+        }
+    }
+
+    fn position(&self, region: u8, offset: u64) -> io::Result<u64> {
+        let start = self.offsets.get(usize::from(region));
+        let position = start.and_then(|start| start.checked_add(offset));
+        position.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+}
+
+impl Host for HostDevice {
+    fn read(&self, region: u8, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.file
+            .read_exact_at(data, self.position(region, offset)?)
+    }
+
+    fn write(&self, region: u8, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, self.position(region, offset)?)
+    }
+
+    fn map(&self, bar: u8, offset: u64, size: u64) -> io::Result<Arc<dyn DevicePages>> {
+        let pages = BarPages::map(&self.file, self.position(bar, offset)?, size)?;
+        Ok(Arc::new(pages))
+    }
+
+    fn set_vectors(&self, first: u32, eventfds: &[RawFd]) -> io::Result<()> {
+        uapi::set_vectors(&self.file, first, eventfds)
+    }
+
+    fn disable_vectors(&self) -> io::Result<()> {
+        uapi::disable_vectors(&self.file)
+    }
+
+    fn set_request(&self, eventfd: RawFd) -> io::Result<()> {
+        uapi::set_request(&self.file, eventfd)
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        uapi::reset(&self.file)
+    }
+}
+
+impl Drop for HostDevice {
+    /// The crate's `drop` closes the device, and then panics if sysfs does not show it any more. A
+    /// device that the host removes waits for `file` to be closed, so it is there until then. In a
+    /// process that sees no sysfs, the crate's value is leaked instead.
+    fn drop(&mut self) {
+        self.dma.remove_function(&self.directory);
+        if link_name(&self.directory.join("iommu_group")).is_some() {
+            // SAFETY: needed to run the crate's `drop` only here. The value is not used again.
+            unsafe { ManuallyDrop::drop(&mut self.device) };
+        } else {
+            tracing::warn!(
+                device = %self.directory.display(),
+                "cannot see the device in /sys any more: its IOMMU group stays open until this \
+                 process ends"
+            );
+            // SAFETY: needed to close the device, which `drop` would have done. The value is not
+            // used again, so its descriptor is closed once.
+            unsafe { libc::close(self.device.as_raw_fd()) };
+        }
+    }
+}
+
+/// Pages of a BAR, mapped into this process, which never accesses them.
+#[derive(Debug)]
+struct BarPages {
+    address: u64,
+    size: usize,
+}
+
+impl BarPages {
+    fn map(file: &File, offset: u64, size: u64) -> io::Result<Self> {
+        let size = usize::try_from(size).map_err(io::Error::other)?;
+        // SAFETY: needed to reach the device's pages. A new mapping at an address of the kernel's
+        // choice replaces nothing that Rust knows.
+        let mapped = unsafe {
+            mmap(
+                ptr::null_mut(),
+                size,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file,
+                offset,
+            )
+        }?;
+        let address = u64::try_from(mapped.addr()).map_err(io::Error::other)?;
+        Ok(Self { address, size })
+    }
+}
+
+// SAFETY: needed to map the pages into a guest. The value owns one mapping of this size, at an
+// address that never changes, and unmaps it when it is dropped. Nothing in this process accesses
+// it.
+unsafe impl DevicePages for BarPages {
+    fn host_address(&self) -> u64 {
+        self.address
+    }
+
+    fn size(&self) -> u64 {
+        u64::try_from(self.size).unwrap_or(u64::MAX)
+    }
+}
+
+impl Drop for BarPages {
+    fn drop(&mut self) {
+        let address = usize::try_from(self.address).unwrap_or(0);
+        // SAFETY: needed to undo the mapping, which this value owns. No reference points into it.
+        let unmapped = unsafe { munmap(ptr::without_provenance_mut(address), self.size) };
+        if let Err(error) = unmapped {
+            tracing::error!(%error, "cannot unmap a BAR");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A directory as sysfs shows a function.
+    struct Sysfs(PathBuf);
+
+    impl Sysfs {
+        fn new(name: &str) -> Self {
+            let unique = format!("bellhop-vfio-{name}-{}", std::process::id());
+            let root = std::env::temp_dir().join(unique);
+            let sysfs = Self(root);
+            fs::create_dir_all(sysfs.function()).unwrap();
+            fs::write(sysfs.function().join("resource"), "").unwrap();
+            fs::create_dir_all(sysfs.0.join("groups/7/devices")).unwrap();
+            sysfs
+        }
+
+        fn function(&self) -> PathBuf {
+            self.0.join("0000:03:10.1")
+        }
+
+        fn link(&self, name: &str, target: &str) {
+            symlink(target, self.function().join(name)).unwrap();
+        }
+
+        fn refusal(&self, allow_pf: bool) -> String {
+            check_function(&self.function(), allow_pf)
+                .unwrap_err()
+                .to_string()
+        }
+    }
+
+    impl Drop for Sysfs {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn each_refusal_names_its_remedy() {
+        let sysfs = Sysfs::new("refusals");
+        let missing = check_function(Path::new("/nowhere/0000:00:00.0"), true).unwrap_err();
+        assert!(missing.to_string().contains("lspci -D"), "{missing}");
+        let text = sysfs.refusal(false);
+        assert!(
+            text.contains("allow_pf=on") && text.contains("sriov_numvfs"),
+            "{text}"
+        );
+        assert!(sysfs.refusal(true).contains("intel_iommu=on"));
+        sysfs.link("physfn", "../0000:03:00.0");
+        sysfs.link("iommu_group", "../groups/7");
+        let text = sysfs.refusal(false);
+        assert!(text.contains("no driver"), "{text}");
+        sysfs.link("driver", "../drivers/igbvf");
+        let text = sysfs.refusal(false);
+        let command = "echo 0000:03:10.1 >/sys/bus/pci/drivers_probe";
+        assert!(
+            text.contains("driver igbvf") && text.contains(command),
+            "{text}"
+        );
+        fs::remove_file(sysfs.function().join("driver")).unwrap();
+        sysfs.link("driver", "../drivers/vfio-pci");
+        let (directory, address) = check_function(&sysfs.function(), false).unwrap();
+        assert_eq!(address, "0000:03:10.1");
+        assert!(directory.ends_with(&address));
+
+        // A second function of the group that the host uses.
+        let other = sysfs.0.join("groups/7/devices/0000:03:10.3");
+        fs::create_dir(&other).unwrap();
+        check_function(&sysfs.function(), false).unwrap();
+        symlink("../drivers/igb", other.join("driver")).unwrap();
+        let text = sysfs.refusal(false);
+        assert!(
+            text.contains("0000:03:10.3") && text.contains("group 7"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_busy_group_is_explained() {
+        let busy = io::Error::from_raw_os_error(libc::EBUSY);
+        let text = cannot_open(VfioError::OpenGroup(busy, "7".to_owned())).to_string();
+        assert!(text.contains("fuser -v /dev/vfio/7"), "{text}");
+    }
+
+    #[test]
+    fn pages_are_mapped_and_unmapped() {
+        let path = std::env::temp_dir().join(format!("bellhop-vfio-pages-{}", std::process::id()));
+        fs::write(&path, vec![0; 0x3000]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let pages = BarPages::map(&file, 0x1000, 0x2000).unwrap();
+        assert_eq!((pages.size(), pages.host_address() % 4096), (0x2000, 0));
+        let maps = || fs::read_to_string("/proc/self/maps").unwrap();
+        let range = format!("{:x}-{:x} rw-s", pages.address, pages.address + 0x2000);
+        assert!(maps().contains(&range));
+        drop(pages);
+        assert!(!maps().contains(&range));
+        BarPages::map(&file, 0x10, 0x1000).unwrap_err();
+    }
+}

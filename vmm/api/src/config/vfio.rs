@@ -1,0 +1,181 @@
+//! A PCI function of the host in a VM's configuration, passed through by VFIO.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
+
+use super::{KeyValueError, from_key_value};
+
+/// Where sysfs lists PCI functions by their address.
+const DEVICES: &str = "/sys/bus/pci/devices";
+
+/// A PCI function of the host for the guest. The VM cannot migrate, and no snapshot of it can be
+/// taken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "VfioFields", into = "VfioFields")]
+pub struct VfioConfig {
+    /// Its directory in sysfs.
+    pub path: PathBuf,
+    /// A name for messages; the default is the directory's name.
+    pub id: Option<String>,
+    /// Whether it may be a function that is not virtual.
+    pub allow_pf: bool,
+}
+
+impl VfioConfig {
+    /// The name of the device in the VM.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let name = self.path.file_name().unwrap_or(self.path.as_os_str());
+        let name = || name.to_string_lossy().into_owned();
+        self.id.clone().unwrap_or_else(name)
+    }
+}
+
+impl FromStr for VfioConfig {
+    type Err = KeyValueError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        from_key_value(text)
+    }
+}
+
+/// A PCI function of the host for the guest, by `host` or by `path`. It is bound to vfio-pci. The
+/// VM cannot migrate, and no snapshot of it can be taken.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct VfioFields {
+    /// The address of the function, such as `0000:03:10.1`. Give either `host` or `path`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$")]
+    host: Option<String>,
+    /// The function's directory in sysfs, such as `/sys/bus/pci/devices/0000:03:10.1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    path: Option<PathBuf>,
+    /// The device's name; the function's address by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// Whether it may be a function that is not virtual. Its guest controls the whole device, with
+    /// the virtual functions of other guests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    allow_pf: bool,
+}
+
+/// Why fields do not describe a function.
+#[derive(Debug, thiserror::Error)]
+enum FieldsError {
+    #[error("missing field `host`, or `path` for a directory in sysfs")]
+    Neither,
+    #[error("both `host` and `path` are given: give one of them")]
+    Both,
+    #[error("{0:?} is not the address of a PCI function such as 0000:03:10.1 (lspci -D)")]
+    NoAddress(String),
+}
+
+/// Whether this is a domain, a bus, a device and a function, as sysfs writes them.
+fn is_address(text: &str) -> bool {
+    let hex = |part: &str, lengths: std::ops::RangeInclusive<usize>| {
+        let digits = part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        digits && lengths.contains(&part.len())
+    };
+    let mut parts = text.split([':', '.']);
+    let [domain, bus, device, function] = std::array::from_fn(|_| parts.next().unwrap_or(""));
+    let separators = format!("{domain}:{bus}:{device}.{function}") == text;
+    separators
+        && hex(domain, 4..=8)
+        && hex(bus, 2..=2)
+        && hex(device, 2..=2)
+        && device < "20"
+        && hex(function, 1..=1)
+        && function < "8"
+}
+
+impl TryFrom<VfioFields> for VfioConfig {
+    type Error = FieldsError;
+
+    fn try_from(fields: VfioFields) -> Result<Self, FieldsError> {
+        let path = match (fields.host, fields.path) {
+            (Some(host), None) if is_address(&host) => Path::new(DEVICES).join(host),
+            (Some(host), None) => return Err(FieldsError::NoAddress(host)),
+            (None, Some(path)) => path,
+            (None, None) => return Err(FieldsError::Neither),
+            (Some(_), Some(_)) => return Err(FieldsError::Both),
+        };
+        Ok(Self {
+            path,
+            id: fields.id,
+            allow_pf: fields.allow_pf,
+        })
+    }
+}
+
+impl From<VfioConfig> for VfioFields {
+    fn from(config: VfioConfig) -> Self {
+        let address = config.path.strip_prefix(DEVICES).ok();
+        let address = address.and_then(|address| address.to_str());
+        let host = address.filter(|text| is_address(text)).map(str::to_owned);
+        Self {
+            path: host.is_none().then_some(config.path),
+            host,
+            id: config.id,
+            allow_pf: config.allow_pf,
+        }
+    }
+}
+
+impl PartialSchema for VfioConfig {
+    fn schema() -> RefOr<Schema> {
+        VfioFields::schema()
+    }
+}
+
+impl ToSchema for VfioConfig {
+    fn name() -> Cow<'static, str> {
+        "VfioConfig".into()
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        VfioFields::schemas(schemas);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_has_an_address_or_a_directory() {
+        let read = |text: &str| text.parse::<VfioConfig>();
+        let by_host = read("host=0000:03:10.1").unwrap();
+        assert_eq!(by_host.path, Path::new(DEVICES).join("0000:03:10.1"));
+        assert_eq!(by_host.name(), "0000:03:10.1");
+        let json = serde_json::to_value(&by_host).unwrap();
+        assert_eq!(json, serde_json::json!({"host": "0000:03:10.1"}));
+        assert_eq!(serde_json::from_value::<VfioConfig>(json).unwrap(), by_host);
+        let by_path = read("path=/sys/a,id=net0,allow_pf=on").unwrap();
+        assert_eq!((by_path.name().as_str(), by_path.allow_pf), ("net0", true));
+        let json = serde_json::to_value(by_path).unwrap();
+        let expected = serde_json::json!({"path": "/sys/a", "id": "net0", "allow_pf": true});
+        assert_eq!(json, expected);
+        for (text, word) in [
+            ("id=a", "`host`"),
+            ("host=0000:03:10.1,path=/a", "both"),
+            ("host=../0000:03:10.1", "lspci -D"),
+            ("host=03:10.1", "lspci -D"),
+            ("host=0000:03:20.1", "lspci -D"),
+            ("host=0000:03:1f.8", "lspci -D"),
+            ("host=0000.03:10:1", "lspci -D"),
+            ("host=0000:03:10.1.1", "lspci -D"),
+            ("host=0000:03:1F.0", "lspci -D"),
+            ("host=0000:03:10.1,iommufd=on", "iommufd"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}
