@@ -41,7 +41,7 @@ pub(crate) fn flood(
 }
 
 /// Like [`flood`], for a NIC that the kernel does not drive. `link`, `own` and `maximum` are as in
-/// [`exchange_over`].
+/// [`super::exchange_over`].
 pub(crate) fn over(
     link: impl Link,
     (own, maximum): (Address, usize),
