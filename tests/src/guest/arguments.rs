@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// The command line for Bellhop. Defaults: the lab's small kernel, its ramdisk, 1 processor, 256
@@ -140,6 +140,24 @@ impl BellhopArguments {
     /// The guest's kernel command line.
     pub fn kernel_words(&self) -> &str {
         &self.cmdline
+    }
+
+    /// Runs the program, which must refuse these arguments. Returns its message.
+    ///
+    /// # Errors
+    /// It panics, or ends with another code than 1.
+    pub fn refused(&self) -> Result<String> {
+        let output = self
+            .command()
+            .stdin(Stdio::null())
+            .output()
+            .map_err(Error::system("run bellhop"))?;
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.code() != Some(1) || message.contains("panicked") {
+            let why = format!("it did not refuse: {}, {message}", output.status);
+            return Err(Error::invalid("bellhop", why));
+        }
+        Ok(message)
     }
 
     /// The command line that starts the VMM.

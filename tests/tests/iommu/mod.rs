@@ -4,7 +4,6 @@ use lab::guest::BellhopArguments;
 use lab::rig::PLAIN_SLOT;
 use lab::sim::{device_file, vdpa};
 use std::fs;
-use std::process::Stdio;
 
 const NAME: &str = "lab-unfit";
 
@@ -48,15 +47,8 @@ impl Drop for Unfit {
 pub(crate) fn refused(function: u8, words: &[&str]) {
     let _unfit = Unfit::bind(function);
     let path = device_file(NAME).unwrap();
-    let output = BellhopArguments::small()
-        .unwrap()
-        .vdpa(&path)
-        .command()
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{message}");
+    let arguments = BellhopArguments::small().unwrap();
+    let message = arguments.vdpa(&path).refused().unwrap();
     for word in words {
         assert!(message.contains(word), "{message}");
     }
