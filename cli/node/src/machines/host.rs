@@ -177,9 +177,13 @@ impl Machines {
 
     /// The files that a VM's process opens by path.
     fn files_to_run(&self, vm: &VmName, record: &Record) -> Result<sandbox::Files, Error> {
-        // Disks are those of the spec.
+        // Disks are those of the spec. A file that is shown twice is mounted and unmounted again.
         let mut files = files_of(record.spec.machine());
-        files.extend(files_of(record.running()));
+        for file in files_of(record.running()) {
+            if !files.contains(&file) {
+                files.push(file);
+            }
+        }
         for nic in record.nics_now(vm) {
             files.extend(self.devices_to_open(vm, &nic)?);
         }
