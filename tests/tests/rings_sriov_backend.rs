@@ -106,6 +106,7 @@ fn by_hand(device: &VfDevice<'_>) -> machine::Machine {
         path: device.path().to_owned(),
         mac: None,
         mac_lock: false,
+        standby: false,
         num_queues: None,
         doorbell: DoorbellMode::Auto,
         iommu: false,

@@ -113,6 +113,7 @@ pub(super) fn open_vdpa(
         path,
         mac: config.mac.map(|mac| mac.bytes()),
         mac_lock: config.mac_lock,
+        standby: config.standby,
         num_queues: config.num_queues,
         doorbell: config.doorbell,
         iommu: config.iommu,

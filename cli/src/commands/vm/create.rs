@@ -102,6 +102,7 @@ Keys of --nic, and of [[nics]] in a file:
   virtual_functions=N          with from: how many to create if the NIC has none
   mac=MAC          the address that the guest sees
   mac_lock=on|off  whether the guest may change neither its address nor the device's filters
+  standby=on|off  whether the guest prefers another device with the same MAC address (a standby)
   doorbell=auto|on|off         whether kicks reach the device without an exit
   iommu=on|off     whether the guest's IOMMU decides which memory the device reaches
   stall_kick=on|off                if a queue hangs, kick it and interrupt its driver once

@@ -10,7 +10,7 @@ use vdpa::control_queue::{Command, Limits, queue_index};
 use vdpa::device::{ClosedDevice, Device};
 use vdpa::memory::DeviceMemory;
 use vdpa::netdev::VirtioNetConfig;
-use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
+use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_STANDBY};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::control::Control;
@@ -36,6 +36,9 @@ pub struct VdpaOptions {
     pub mac: Option<[u8; 6]>,
     /// Whether the guest may change neither its MAC address nor the device's filters.
     pub mac_lock: bool,
+    /// Whether the guest is offered STANDBY: it uses another device with the same MAC address while
+    /// there is one.
+    pub standby: bool,
     /// Number of queues that the user expects; checked at the start.
     pub num_queues: Option<u16>,
     /// Whether the guest gets the device's doorbells.
@@ -113,9 +116,16 @@ impl VdpaBackend {
         let settings = Settings {
             mac_given: options.mac.is_some(),
             mac_lock: options.mac_lock,
+            standby: options.standby,
             translated: options.iommu,
         };
         let net = NetOverlay::new(&device, &options.id, options.mac, settings)?;
+        if options.standby && !net.offer.has(VIRTIO_NET_F_STANDBY) {
+            return Err(Error::other(
+                "standby=on needs a NIC with a MAC address, by which the guest finds its primary: \
+                 create the device with one",
+            ));
+        }
         let mut rings = Rings::new(device, iotlb, options, memory, ram_end)?;
         let own = rings.memory.space().cloned();
         let control = (rings.is_net() && net.offer.passes(VIRTIO_NET_F_CTRL_VQ))

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | GUEST_ANNOUNCE | STATUS and CTRL_VQ are passed on; the VMM sets the bit and takes the ack |
 //! | MAC | the device has no address but accepts CTRL_MAC_ADDR, and the user gives an address |
+//! | STANDBY | the NIC is the standby of a failover pair, and shows a MAC address |
 //! | RING_RESET | the device can suspend and resume, and keeps ring positions |
 //! | ACCESS_PLATFORM | the device is behind the guest's IOMMU; the driver must accept it |
 //!
@@ -26,7 +27,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_RX_EXTRA,
     VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
-    VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_F_STANDBY, VIRTIO_NET_F_STATUS,
 };
 
 use crate::Error;
@@ -59,6 +60,8 @@ pub(super) struct Settings {
     pub(super) mac_given: bool,
     /// The user locks the MAC address and the filters.
     pub(super) mac_lock: bool,
+    /// The NIC is the standby of a failover pair.
+    pub(super) standby: bool,
     /// The device is behind the guest's IOMMU.
     pub(super) translated: bool,
 }
@@ -124,9 +127,11 @@ impl Offer {
         let sets_mac = (passed.features | kept) & 1 << VIRTIO_NET_F_CTRL_MAC_ADDR != 0;
         let announces = is_net && has(VIRTIO_NET_F_STATUS) && has(VIRTIO_NET_F_CTRL_VQ);
         let takes_mac = is_net && sets_mac && !has(VIRTIO_NET_F_MAC);
+        let shows_mac = is_net && (has(VIRTIO_NET_F_MAC) || takes_mac && settings.mac_given);
         let own: u64 = [
             (VIRTIO_NET_F_GUEST_ANNOUNCE, announces),
             (VIRTIO_NET_F_MAC, takes_mac && settings.mac_given),
+            (VIRTIO_NET_F_STANDBY, settings.standby && shows_mac),
             (VIRTIO_F_RING_RESET, resets_queues),
             (VIRTIO_F_ACCESS_PLATFORM, settings.translated),
         ]
@@ -280,7 +285,7 @@ mod tests {
         let locked = Settings {
             mac_given: true,
             mac_lock: true,
-            translated: false,
+            ..Settings::default()
         };
         let has = VERSION_1 | CTRL_VQ | FILTERS;
         for (features, settable) in [(has | MAC, true), (has, true), (VERSION_1 | FILTERS, false)] {
@@ -300,6 +305,26 @@ mod tests {
         assert!(!offer.sets_mac(VERSION_1 | MAC));
         // The same bits of a block device are not filters.
         assert!(!decide(2, VERSION_1, false, locked).mac_lock);
+    }
+
+    #[test]
+    fn a_standby_shows_a_mac_address_and_does_not_ask_the_device() {
+        let settings = Settings {
+            standby: true,
+            ..Settings::default()
+        };
+        let standby = 1 << VIRTIO_NET_F_STANDBY;
+        for (device_id, features, offered) in [
+            (1, VERSION_1 | MAC, true),
+            (1, VERSION_1 | MAC | standby, true),
+            (1, VERSION_1, false),
+            // The same bit of a block device is no address.
+            (2, VERSION_1 | MAC, false),
+        ] {
+            let offer = decide(device_id, features, false, settings);
+            assert_eq!(offer.has(VIRTIO_NET_F_STANDBY), offered, "{features:#x}");
+            assert_eq!(offer.for_device(offer.all()) & standby, 0);
+        }
     }
 
     #[test]

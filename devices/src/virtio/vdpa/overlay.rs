@@ -7,7 +7,9 @@ use vdpa::control_queue::{Command, RxMode};
 use vdpa::device::{Device, Operation};
 use vdpa::netdev::VirtioNetConfig;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
-use virtio_bindings::virtio_net::{VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC};
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC, VIRTIO_NET_F_STANDBY,
+};
 
 use super::announce::Announcement;
 use super::identity::{NetIdentity, not_replaceable, read_net_config};
@@ -80,6 +82,7 @@ impl NetOverlay {
         let settings = Settings {
             mac_given: identity.mac.is_some(),
             mac_lock: self.offer.mac_lock,
+            standby: self.offer.has(VIRTIO_NET_F_STANDBY),
             translated: self.offer.is_translated(),
         };
         let offer = Offer::new(device, id, settings)?;

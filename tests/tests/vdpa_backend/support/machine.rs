@@ -28,6 +28,7 @@ pub(crate) fn options(device: &SimDevice) -> VdpaOptions {
         path: device.path().to_owned(),
         mac: None,
         mac_lock: false,
+        standby: false,
         num_queues: None,
         doorbell: DoorbellMode::default(),
         iommu: false,

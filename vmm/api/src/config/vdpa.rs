@@ -39,6 +39,9 @@ pub struct VdpaConfig {
     /// Whether the guest may change neither its MAC address nor the device's filters. It then gets
     /// none of the features CTRL_MAC_ADDR, CTRL_RX, CTRL_RX_EXTRA and CTRL_VLAN.
     pub mac_lock: bool,
+    /// Whether the NIC is the standby of a failover pair (VIRTIO_NET_F_STANDBY). While the guest
+    /// has another device with the same MAC address, the primary, it sends through that.
+    pub standby: bool,
     /// Number of virtqueues, control virtqueue included. If given, it must match the device.
     pub num_queues: Option<u16>,
     /// Whether the guest kicks by stores in the device's own doorbell pages
@@ -258,6 +261,10 @@ struct VdpaFields {
     /// none of the features CTRL_MAC_ADDR, CTRL_RX, CTRL_RX_EXTRA and CTRL_VLAN.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     mac_lock: bool,
+    /// Whether the NIC is the standby of a failover pair (VIRTIO_NET_F_STANDBY). While the guest
+    /// has another device with the same MAC address, the primary, it sends through that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    standby: bool,
     /// Number of virtqueues, control virtqueue included. If given, it must match the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     num_queues: Option<u16>,
@@ -307,6 +314,7 @@ impl TryFrom<VdpaFields> for VdpaConfig {
             id: fields.id,
             mac: fields.mac,
             mac_lock: fields.mac_lock,
+            standby: fields.standby,
             num_queues: fields.num_queues,
             doorbell: fields.doorbell,
             iommu: fields.iommu,
@@ -333,6 +341,7 @@ impl From<VdpaConfig> for VdpaFields {
             id: config.id,
             mac: config.mac,
             mac_lock: config.mac_lock,
+            standby: config.standby,
             num_queues: config.num_queues,
             doorbell: config.doorbell,
             iommu: config.iommu,

@@ -48,6 +48,10 @@ pub struct NicInfo {
     #[serde(default)]
     #[schema(required)]
     pub mac_lock: bool,
+    /// Whether the NIC is the standby of a failover pair.
+    #[serde(default)]
+    #[schema(required)]
+    pub standby: bool,
     /// The configured number of queues, control queue included; null for the device's own.
     #[schema(required)]
     pub num_queues: Option<u16>,
@@ -134,6 +138,9 @@ pub struct NicChange {
     /// Whether the guest may change neither its MAC address nor the device's filters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac_lock: Option<bool>,
+    /// Whether the NIC is the standby of a failover pair (VIRTIO_NET_F_STANDBY).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub standby: Option<bool>,
     /// Number of virtqueues, control virtqueue included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_queues: Option<u16>,

@@ -104,6 +104,10 @@ created_nic! {
         /// Whether the guest may change neither its MAC address nor the device's filters.
         #[serde(default, skip_serializing_if = "is_default")]
         pub mac_lock: bool,
+        /// Whether the NIC is the standby of a failover pair (VIRTIO_NET_F_STANDBY). While the
+        /// guest has another device with the same MAC address, the primary, it sends through that.
+        #[serde(default, skip_serializing_if = "is_default")]
+        pub standby: bool,
         /// Whether the guest kicks by stores to the device's own doorbell pages.
         #[serde(default, skip_serializing_if = "is_default")]
         #[schema(schema_with = schema::doorbell)]

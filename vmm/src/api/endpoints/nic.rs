@@ -61,6 +61,7 @@ fn info(summary: NicSummary, config: &VdpaConfig, device: Option<DeviceInfo>) ->
         summary,
         mac: config.mac.map(|mac| mac.to_string()),
         mac_lock: config.mac_lock,
+        standby: config.standby,
         num_queues: config.num_queues,
         doorbell: config.doorbell,
         iommu: config.iommu,
@@ -113,6 +114,7 @@ fn is_devices_alone(change: &NicChange) -> bool {
             backup: _,
             mac: None,
             mac_lock: None,
+            standby: None,
             num_queues: None,
             doorbell: None,
             iommu: None,
@@ -227,6 +229,7 @@ pub(super) async fn change(
         }
         nic.mac = change.mac.or(nic.mac);
         nic.mac_lock = change.mac_lock.unwrap_or(nic.mac_lock);
+        nic.standby = change.standby.unwrap_or(nic.standby);
         nic.num_queues = change.num_queues.or(nic.num_queues);
         nic.doorbell = change.doorbell.unwrap_or(nic.doorbell);
         nic.iommu = change.iommu.unwrap_or(nic.iommu);
@@ -253,6 +256,7 @@ fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
         id: Some(id.to_owned()),
         mac: None,
         mac_lock: false,
+        standby: false,
         num_queues: None,
         doorbell: DoorbellMode::default(),
         iommu: false,

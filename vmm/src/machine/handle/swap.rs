@@ -51,6 +51,7 @@ impl Handle {
             id: Some(id.to_owned()),
             mac: status.config.mac,
             mac_lock: status.config.mac_lock,
+            standby: status.config.standby,
             iommu: status.config.iommu,
             stall_kick: status.config.stall_kick,
             backup: status.config.backup.clone(),

@@ -43,6 +43,7 @@ fn config(path: &str) -> VdpaConfig {
         id: Some("nic".to_owned()),
         mac: None,
         mac_lock: false,
+        standby: false,
         num_queues: None,
         doorbell: crate::config::DoorbellMode::Auto,
         iommu: false,
