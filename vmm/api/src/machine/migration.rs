@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -43,6 +44,17 @@ pub(crate) const fn connections() -> u16 {
     CONNECTIONS
 }
 
+/// For serde: a possible number of connections. The daemon must refuse others before it contacts
+/// the destination.
+pub(crate) fn possible_connections<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
+    let number = u16::deserialize(from)?;
+    if (1..=CONNECTIONS_MAX).contains(&number) {
+        Ok(number)
+    } else {
+        Err(D::Error::custom(format!("must be 1 to {CONNECTIONS_MAX}")))
+    }
+}
+
 /// Defines a request to send a VM: its own fields, then those of all such requests. With serde's
 /// `flatten` an error would name neither the path of a wrong field nor the known fields.
 macro_rules! send_request {
@@ -62,7 +74,10 @@ macro_rules! send_request {
             #[serde(default = "crate::machine::migration::timeout_s")]
             pub timeout_s: u32,
             /// Number of connections that carry memory; 2 by default.
-            #[serde(default = "crate::machine::migration::connections")]
+            #[serde(
+                default = "crate::machine::migration::connections",
+                deserialize_with = "crate::machine::migration::possible_connections"
+            )]
             #[schema(minimum = 1, maximum = 16)]
             pub connections: u16,
             /// Compare checksums of all guest memory before the guest runs at the destination. If a
@@ -125,12 +140,6 @@ impl SendConfig {
     pub fn secret(&self) -> MigrationSecret {
         let pairing = self.pairing.as_ref();
         pairing.map_or_else(MigrationSecret::default, |pairing| pairing.secret)
-    }
-
-    /// Whether [`SendConfig::connections`] is valid.
-    #[must_use]
-    pub fn is_possible(&self) -> bool {
-        (1..=CONNECTIONS_MAX).contains(&self.connections)
     }
 }
 
@@ -419,4 +428,24 @@ pub struct ResolveRequest {
     /// Which host has the guest.
     #[serde(alias = "settle")]
     pub resolve: Place,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_migration_has_one_to_sixteen_connections() {
+        let send = |number: u32| {
+            let text =
+                format!(r#"{{"destination": "tcp:192.0.2.1:7444", "connections": {number}}}"#);
+            serde_json::from_str::<SendConfig>(&text).map(|config| config.connections)
+        };
+        for number in [1, 16] {
+            assert_eq!(send(number).unwrap(), u16::try_from(number).unwrap());
+        }
+        for number in [0, 17, 65536] {
+            assert!(send(number).is_err(), "{number}");
+        }
+    }
 }

@@ -5,8 +5,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::{
-    CONNECTIONS_MAX, DowntimeParts, MigrationPhase, MigrationRequest, MigrationStatus,
-    MigrationTrial, Place, ResolveRequest,
+    DowntimeParts, MigrationPhase, MigrationRequest, MigrationStatus, MigrationTrial, Place,
+    ResolveRequest,
 };
 use bellhop_api::responses::{BodyErrors, HostErrors, MigrationErrors};
 
@@ -16,7 +16,7 @@ use crate::api::error::ApiError;
 use crate::api::exactly;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
-use crate::http::{ErrorBody, HttpError, on_worker};
+use crate::http::{ErrorBody, on_worker};
 use crate::machine::{Arriving, Handle, Migration, MigrationEnd, milliseconds, route};
 
 fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
@@ -98,13 +98,6 @@ pub(super) async fn begin(
 ) -> Result<Response, ApiError> {
     let migration = match wanted {
         MigrationRequest::Send(config) => {
-            if !config.is_possible() {
-                return Err(HttpError::Invalid {
-                    at: "/send/connections".to_owned(),
-                    reason: format!("must be 1 to {CONNECTIONS_MAX}"),
-                }
-                .into());
-            }
             let machine = api.running()?;
             api.ask(Handle::ensure_none_passed_through).await?;
             let connector = Descriptors::of(&received)?.take(config.fd)?;
