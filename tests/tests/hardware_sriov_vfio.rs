@@ -174,7 +174,8 @@ fn functions_that_cannot_be_passed_through_are_refused_with_the_remedy() {
     let host = format!("host={}", function.address());
     output(Command::new("modprobe").arg("vfio-pci")).unwrap();
     let message = refused(&host);
-    for part in ["driver virtio-pci", "driver_override", function.address()] {
+    let remedy = format!("bellhop bind pci/{} vfio-pci", function.address());
+    for part in ["driver virtio-pci", &remedy] {
         assert!(message.contains(part), "{message}");
     }
     let physical = Path::new("/sys/bus/pci/devices")

@@ -103,8 +103,8 @@ impl Host {
         Some(self.sysfs.join(format!("dev/{kind}/{major}:{minor}")))
     }
 
-    /// See [`Host::node_of`]; `link` leads to the device's directory.
-    fn node_at(&self, link: &Path) -> Option<u16> {
+    /// As [`Host::node_of`]; `link` leads to the device's directory.
+    pub(crate) fn node_at(&self, link: &Path) -> Option<u16> {
         let parents = self.parents(link)?.into_iter();
         let mut nodes =
             parents.filter_map(|parent| fs::read_to_string(parent.join("numa_node")).ok());

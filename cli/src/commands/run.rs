@@ -12,6 +12,7 @@ use vdpa::causes::in_one_line;
 use vmm::api::{Server, Starts};
 use vmm::config::{
     HugePageSize, IommuConfig, MemorySize, RingWatch, VdpaConfig, VfioConfig, VmConfig,
+    from_key_value,
 };
 use vmm::console::{Console, ConsoleSocket, TerminalConsole};
 use vmm::machine::{Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, StopHandle};
@@ -107,6 +108,16 @@ pub(crate) struct Arguments {
 
     #[arg(
         long,
+        value_name = "OPTIONS",
+        value_parser = vfio_device,
+        requires = "described",
+        help = "The same as --vfio, as Cloud Hypervisor has it: path=DIRECTORY in sysfs \
+                [,id=NAME] (may be repeated)"
+    )]
+    device: Vec<VfioConfig>,
+
+    #[arg(
+        long,
         value_name = "SECONDS|off",
         requires = "described",
         help = "Seconds until the log and the API report a queue without progress; with \
@@ -134,7 +145,7 @@ pub(crate) struct Arguments {
         group = "machine",
         conflicts_with_all = [
             "kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "disks",
-            "ring_watch", "iommu", "vfio", "file", "settings",
+            "ring_watch", "iommu", "vfio", "device", "file", "settings",
         ]
     )]
     restore: Option<PathBuf>,
@@ -164,8 +175,8 @@ pub(crate) struct Arguments {
         group = "machine",
         requires = "api_socket",
         conflicts_with_all = [
-            "cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "iommu", "vfio", "file",
-            "settings", "restore",
+            "cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "iommu", "vfio", "device",
+            "file", "settings", "restore",
         ]
     )]
     receive: Option<Endpoint>,
@@ -294,8 +305,43 @@ impl Arguments {
             }
         }
         config.vfio.extend(self.vfio);
+        config.vfio.extend(self.device);
         Ok(Some(config))
     }
+}
+
+/// The options of `--device`: those of Cloud Hypervisor that have a meaning here.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DeviceOptions {
+    path: PathBuf,
+    id: Option<String>,
+    #[serde(default)]
+    iommu: bool,
+    #[serde(default)]
+    pci_segment: u16,
+}
+
+fn vfio_device(text: &str) -> Result<VfioConfig, String> {
+    let options: DeviceOptions = from_key_value(text).map_err(|error| error.to_string())?;
+    if options.iommu {
+        return Err(
+            "iommu=on is not supported: a VFIO device cannot lie behind the guest's IOMMU; a vDPA \
+             device can (--vdpa with iommu=on)"
+                .to_owned(),
+        );
+    }
+    if options.pci_segment != 0 {
+        return Err(format!(
+            "pci_segment={} is not supported: the guest has one PCI segment, 0",
+            options.pci_segment
+        ));
+    }
+    Ok(VfioConfig {
+        path: options.path,
+        id: options.id,
+        allow_pf: false,
+    })
 }
 
 /// Runs the VM until it ends, or another program takes it over.
@@ -508,6 +554,7 @@ mod tests {
             "--memory 1G",
             "--disk path=d",
             "--kernel k --vfio host=0000:03:10.1",
+            "--kernel k --device path=/sys/bus/pci/devices/0000:03:10.1",
             "--restore s",
             "--file c",
             "--set cpus=2",
@@ -520,10 +567,28 @@ mod tests {
         assert!(parse("--kernel k --allow-path /a").is_err());
         assert!(parse("--restore s --allow-path=").is_err());
         parse("--kernel k --vdpa path=/dev/v").unwrap();
-        let run = parse("--kernel k --vfio host=0000:03:10.1,id=a").unwrap();
+        let both = "--device path=/sys/a,id=b --vfio host=0000:03:10.1,id=a";
+        let run = parse(&format!("--kernel k {both}")).unwrap();
         let config = run.into_config().unwrap().unwrap();
-        assert_eq!(config.vfio[0].name(), "a");
+        let names: Vec<String> = config.vfio.iter().map(VfioConfig::name).collect();
+        assert_eq!(names, ["a", "b"]);
         assert!(parse("--vdpa path=/dev/v --api-socket s").is_err());
+    }
+
+    #[test]
+    fn a_device_has_the_options_of_cloud_hypervisor() {
+        let path = "path=/sys/bus/pci/devices/0000:03:10.1";
+        let read = vfio_device(&format!("{path},id=a,iommu=off,pci_segment=0")).unwrap();
+        assert_eq!(read, format!("{path},id=a").parse().unwrap());
+        for (more, words) in [
+            ("iommu=on", "--vdpa with iommu=on"),
+            ("pci_segment=1", "one PCI segment"),
+            ("x_nv_gpudirect_clique=0", "x_nv_gpudirect_clique"),
+        ] {
+            let error = vfio_device(&format!("{path},{more}")).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        assert!(vfio_device("id=a").unwrap_err().contains("path"));
     }
 
     #[test]

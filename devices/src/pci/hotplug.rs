@@ -144,10 +144,20 @@ impl PciHotplug {
     /// Clears pending notifications and requests, for a guest that boots and scans all slots
     /// itself. Earlier ejections stay to be taken.
     pub fn reset(&self) {
+        self.forget_all(u32::MAX);
+    }
+
+    /// Clears pending notifications and requests of a slot whose function the machine has removed
+    /// by itself. So a late ejection does not hit the slot's next function.
+    pub fn forget(&self, slot: Slot) {
+        self.forget_all(bit(slot));
+    }
+
+    fn forget_all(&self, slots: u32) {
         let mut state = self.state.lock();
-        state.inserted = 0;
-        state.removal = 0;
-        state.ejectable = 0;
+        state.inserted &= !slots;
+        state.removal &= !slots;
+        state.ejectable &= !slots;
         self.settle(&mut state);
     }
 

@@ -4,10 +4,13 @@
 //! devices in it.
 //!
 //! ```text
-//!   Dma::new ──> first device in the container ──> Dma::map: all RAM pinned and mapped
-//!                                                  further devices: nothing to do
-//!   dropped with its last device: unmapped
+//!               first device: in the container, then all RAM pinned and mapped
+//!   empty ───────────────────────────────────────────────────────────────────> mapped
+//!     ^                                                                          │
+//!     +──────────────────────────────────────────────────────────────────────────+
+//!               last device: out of the container; the kernel unmaps all
 //! ```
+//! Devices come and go under one lock, so that none comes between the last one's end and the unmap.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -37,15 +40,21 @@ pub struct Dma {
     container: Arc<VfioContainer>,
     /// Keeps the mapped memory.
     memory: SharedMemory,
-    mapped: Mutex<bool>,
-    /// The functions in the container, by their directories in sysfs. The kernel would open one of
-    /// them twice.
-    functions: Mutex<BTreeSet<PathBuf>>,
+    devices: Mutex<Devices>,
+}
+
+/// The devices in the container.
+#[derive(Debug, Default)]
+struct Devices {
+    /// Their directories in sysfs. The kernel would open one of them twice.
+    directories: BTreeSet<PathBuf>,
+    /// Whether guest RAM is mapped.
+    mapped: bool,
 }
 
 vdpa::opaque_debug! {
     Dma, this =>
-    mapped: *this.mapped.lock(),
+    devices: *this.devices.lock(),
 }
 
 impl Dma {
@@ -75,34 +84,54 @@ impl Dma {
         Ok(Self {
             container: Arc::new(container),
             memory,
-            mapped: Mutex::new(false),
-            functions: Mutex::default(),
+            devices: Mutex::default(),
         })
     }
 
-    pub(super) fn container(&self) -> &Arc<VfioContainer> {
-        &self.container
-    }
-
-    /// Adds a function. Returns `false` if the container has it.
-    pub(super) fn add_function(&self, directory: &Path) -> bool {
-        self.functions.lock().insert(directory.to_owned())
-    }
-
-    /// Undoes one [`Dma::add_function`].
-    pub(super) fn remove_function(&self, directory: &Path) {
-        self.functions.lock().remove(directory);
-    }
-
-    /// Maps guest RAM, if it is not mapped. The container has a device.
+    /// Opens a device in the container with `open`, and maps guest RAM if it is the first one.
     ///
     /// # Errors
-    /// Devices cannot reach a part of RAM, or it cannot be pinned. Nothing is mapped.
-    pub(super) fn map(&self) -> Result<(), Error> {
-        let mut mapped = self.mapped.lock();
-        if *mapped {
-            return Ok(());
+    /// The container has it already, or that of `open`, or devices cannot reach a part of RAM, or
+    /// RAM cannot be pinned. Nothing has changed then, and `close` was called after `open`.
+    pub(super) fn add<T>(
+        &self,
+        directory: &Path,
+        open: impl FnOnce(&Arc<VfioContainer>) -> Result<T, Error>,
+        close: impl FnOnce(T),
+    ) -> Result<T, Error> {
+        let mut devices = self.devices.lock();
+        if devices.directories.contains(directory) {
+            let name = directory.file_name().unwrap_or(directory.as_os_str());
+            return Err(Error::other(format!(
+                "the VM has {} already: remove one of its devices",
+                name.display()
+            )));
         }
+        let device = open(&self.container)?;
+        if !devices.mapped
+            && let Err(error) = self.map()
+        {
+            close(device);
+            return Err(error);
+        }
+        devices.mapped = true;
+        devices.directories.insert(directory.to_owned());
+        Ok(device)
+    }
+
+    /// Closes a device with `close`, which returns whether it has left the container.
+    pub(super) fn remove(&self, directory: &Path, close: impl FnOnce() -> bool) {
+        let mut devices = self.devices.lock();
+        let left = close();
+        devices.directories.remove(directory);
+        if left && devices.directories.is_empty() {
+            // The kernel discards the address space of a container without a group.
+            devices.mapped = false;
+        }
+    }
+
+    /// Maps guest RAM. The container has a device.
+    fn map(&self) -> Result<(), Error> {
         let mut ram = Vec::new();
         for region in self.memory.iter() {
             let host = region.get_host_address(MemoryRegionAddress(0));
@@ -130,9 +159,7 @@ impl Dma {
                 tracing::error!(address = range.start, %error, "cannot unmap guest RAM from VFIO");
             }
         };
-        map_all(&ram, map, unmap).map_err(cannot_map)?;
-        *mapped = true;
-        Ok(())
+        map_all(&ram, map, unmap).map_err(cannot_map)
     }
 }
 

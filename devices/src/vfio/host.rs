@@ -26,6 +26,8 @@ pub(super) struct Region {
 /// The properties of an open device, which stay the same.
 #[derive(Debug, Clone)]
 pub(super) struct Description {
+    /// The driver on the host.
+    pub(super) driver: String,
     /// By BAR.
     pub(super) regions: [Region; BARS],
     /// MSI-X vectors that the host can give.
@@ -53,6 +55,9 @@ pub(super) trait Host: Send + Sync + fmt::Debug {
 
     /// Signals this eventfd when the host wants the device back.
     fn set_request(&self, eventfd: RawFd) -> io::Result<()>;
+
+    /// Signals this eventfd when the device reports an uncorrectable error.
+    fn set_error(&self, eventfd: RawFd) -> io::Result<()>;
 
     /// Resets the function, and nothing else.
     fn reset(&self) -> io::Result<()>;

@@ -33,6 +33,11 @@ impl Interrupts {
         }
     }
 
+    /// Returns how many vectors are connected.
+    pub(super) fn connected(&self) -> usize {
+        self.allocated
+    }
+
     /// Follows the guest's settings. On failure the next change tries again.
     pub(super) fn update(&mut self, host: &dyn Host, msix: &Msix) {
         let Some(unmasked) = msix.unmasked() else {

@@ -18,6 +18,9 @@
 //! **Reset** (the machine's, the guest's FLR, the end): unmap pages, disable memory and DMA,
 //! disconnect vectors, reset the device, then the guest's registers.
 //!
+//! **Errors** that the device reports (AER) are counted and shown until the next reset. The guest
+//! does not see them: an integrated endpoint has no port above it that would report them.
+//!
 //! Not supported: INTx, MSI, I/O BARs, option ROMs, extended capabilities, a reset together with
 //! other functions, peer-to-peer DMA between devices.
 
@@ -31,7 +34,7 @@ mod uapi;
 
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
@@ -46,22 +49,136 @@ use self::region::MappedBars;
 use crate::Error;
 use crate::hypervisor::{Doorbells, MsiVectors};
 use crate::pci::{Bar, CONFIG_SPACE_SIZE, Msix, PciFunction};
+use crate::virtio::backend::Event;
 
 /// The command register, and the bits that the device gets: memory and bus master.
 const COMMAND: u16 = 0x04;
 const COMMAND_MASK: u16 = 0x06;
+
+/// An open function of the host, before a guest has it. It reaches guest RAM, but its DMA is
+/// disabled. To open it takes long.
+#[derive(Debug)]
+pub struct HostFunction {
+    id: String,
+    host: Box<dyn Host>,
+    description: Description,
+    bytes: [u8; CONFIG_SPACE_SIZE],
+}
+
+impl HostFunction {
+    /// Opens a function, maps guest RAM for it and resets it.
+    ///
+    /// # Errors
+    /// The function cannot be given to a guest; the text has the remedy.
+    pub fn open(options: &VfioOptions, dma: &Arc<Dma>) -> Result<Self, Error> {
+        let (host, description) = open::open(options, dma)?;
+        Self::new(&options.id, Box::new(host), description)
+    }
+
+    fn new(id: &str, host: Box<dyn Host>, description: Description) -> Result<Self, Error> {
+        let failed = |what: &'static str| Error::context(what);
+        host.write(CONFIG, COMMAND.into(), &[0, 0])
+            .map_err(failed("cannot write the device's configuration space"))?;
+        host.reset().map_err(failed(
+            "cannot reset the device: reboot the host, or try another function",
+        ))?;
+        let mut bytes = [0; CONFIG_SPACE_SIZE];
+        host.read(CONFIG, 0, &mut bytes)
+            .map_err(failed("cannot read the device's configuration space"))?;
+        Ok(Self {
+            id: id.to_owned(),
+            host,
+            description,
+            bytes,
+        })
+    }
+
+    /// Its name in messages.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+/// Signals of the kernel, each with an eventfd.
+#[derive(Debug)]
+struct Signals {
+    /// The host wants the device back.
+    request: EventFd,
+    /// The device has reported an uncorrectable error (PCI Express AER).
+    error: EventFd,
+}
+
+/// Events since the function was opened.
+#[derive(Debug, Default)]
+struct Counters {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    failures: AtomicU64,
+    faults: AtomicU64,
+    resets: AtomicU64,
+    requests: AtomicU64,
+    errors: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A part of a BAR that the guest can reach without an exit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MappedArea {
+    /// The BAR.
+    pub bar: u8,
+    /// Offset in the BAR.
+    pub offset: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// The guest-physical address, while it is mapped.
+    pub address: Option<u64>,
+}
+
+/// The state of a function, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionDescription {
+    /// Its driver on the host.
+    pub driver: String,
+    /// Its MSI-X vectors.
+    pub vectors: u16,
+    /// Vectors that are connected to the guest.
+    pub connected: u16,
+    /// Parts of its BARs.
+    pub areas: Vec<MappedArea>,
+    /// Whether it has reported an error since its last reset.
+    pub failed: bool,
+    /// Reads and writes of BARs that exited to this process.
+    pub trapped: [u64; 2],
+    /// Accesses and resets that the host rejected.
+    pub failures: u64,
+    /// Accesses to mapped parts that the device did not answer.
+    pub faults: u64,
+    /// Resets, the one at its opening not counted.
+    pub resets: u64,
+    /// How often the host wanted it back.
+    pub requests: u64,
+    /// Uncorrectable errors that it has reported.
+    pub errors: u64,
+}
 
 /// A function of the host in the guest; see the module.
 #[derive(Debug)]
 pub struct VfioPciDevice {
     id: String,
     host: Box<dyn Host>,
+    driver: String,
     /// Sizes of the BARs, by index.
     sizes: [u64; BARS],
     msix_places: MsixPlaces,
-    /// The kernel signals it when the host wants the device back.
-    request: EventFd,
+    signals: Signals,
+    counters: Counters,
     /// Whether a failed access was logged.
+    logged: AtomicBool,
+    /// Whether the device has reported an error since its last reset.
     failed: AtomicBool,
     state: Mutex<State>,
 }
@@ -77,63 +194,54 @@ struct State {
 }
 
 impl VfioPciDevice {
-    /// Opens a function, maps guest RAM for it and resets it.
+    /// Shows an open function to a guest.
     ///
     /// # Errors
     /// The function cannot be given to a guest; the text has the remedy.
-    pub fn open(
-        options: &VfioOptions,
-        dma: &Arc<Dma>,
-        vectors: &dyn MsiVectors,
-        doorbells: Arc<dyn Doorbells>,
-    ) -> Result<Self, Error> {
-        let (host, description) = open::open(options, dma)?;
-        Self::new(
-            &options.id,
-            Box::new(host),
-            &description,
-            vectors,
-            doorbells,
-        )
-    }
-
-    fn new(
-        id: &str,
-        host: Box<dyn Host>,
-        description: &Description,
+    pub fn new(
+        function: HostFunction,
         vectors: &dyn MsiVectors,
         doorbells: Arc<dyn Doorbells>,
     ) -> Result<Self, Error> {
         let failed = |what: &'static str| Error::context(what);
-        host.write(CONFIG, COMMAND.into(), &[0, 0])
-            .map_err(failed("cannot write the device's configuration space"))?;
-        host.reset().map_err(failed(
-            "cannot reset the device: reboot the host, or try another function",
-        ))?;
-        let mut bytes = [0; CONFIG_SPACE_SIZE];
-        host.read(CONFIG, 0, &mut bytes)
-            .map_err(failed("cannot read the device's configuration space"))?;
+        let HostFunction {
+            id,
+            host,
+            description,
+            bytes,
+        } = function;
         let device = DeviceConfig::new(&bytes)?;
-        let msix_places = device.msix(description)?;
+        let msix_places = device.msix(&description)?;
         let vectors = (0..msix_places.vectors)
             .map(|_| vectors.allocate())
             .collect::<Result<Vec<_>, _>>()
             .map_err(failed("cannot allocate an interrupt vector"))?;
         let msix = Msix::new(vectors)?;
-        let config = device.for_guest(description, &msix_places, &msix)?;
-        let request = vdpa::eventfd::new().map_err(failed("cannot create an eventfd"))?;
-        if let Err(error) = host.set_request(request.as_raw_fd()) {
+        let config = device.for_guest(&description, &msix_places, &msix)?;
+        let eventfd = || vdpa::eventfd::new().map_err(failed("cannot create an eventfd"));
+        let signals = Signals {
+            request: eventfd()?,
+            error: eventfd()?,
+        };
+        if let Err(error) = host.set_request(signals.request.as_raw_fd()) {
             // Kernels before 4.0. The host then waits until the VM ends.
             tracing::warn!(device = %id, %error, "cannot see when the host wants the device back");
+        }
+        if let Err(error) = host.set_error(signals.error.as_raw_fd()) {
+            // Functions without PCI Express have no such reports.
+            tracing::debug!(device = %id, %error, "the device reports no errors");
         }
         let holes = [msix_places.table, msix_places.pending];
         let bars = MappedBars::new(&*host, &description.regions, &holes, doorbells);
         Ok(Self {
-            id: id.to_owned(),
+            id,
             host,
+            driver: description.driver,
             sizes: description.regions.each_ref().map(|region| region.size),
             msix_places,
-            request,
+            signals,
+            counters: Counters::default(),
+            logged: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             state: Mutex::new(State {
                 touched: false,
@@ -145,12 +253,73 @@ impl VfioPciDevice {
         })
     }
 
+    /// The descriptors that become readable when [`VfioPciDevice::is_wanted_back`] or
+    /// [`VfioPciDevice::take_error`] has news. Their tokens have no meaning.
+    #[must_use]
+    pub fn events(&self) -> [Event; 2] {
+        let Signals { request, error } = &self.signals;
+        [request, error].map(|eventfd| Event {
+            fd: eventfd.as_raw_fd(),
+            token: 0,
+        })
+    }
+
     /// Whether the host has wanted the device back since the last call. The kernel asks again every
     /// few seconds, and waits until the device is dropped.
     #[must_use]
     pub fn is_wanted_back(&self) -> bool {
         // Non-blocking: an error means that the counter is zero.
-        self.request.read().is_ok()
+        let wanted = self.signals.request.read().is_ok();
+        if wanted {
+            count(&self.counters.requests);
+        }
+        wanted
+    }
+
+    /// Whether the device has reported an uncorrectable error since the last call.
+    #[must_use]
+    pub fn take_error(&self) -> bool {
+        let reported = self.signals.error.read().is_ok();
+        if reported {
+            count(&self.counters.errors);
+            self.failed.store(true, Ordering::Relaxed);
+        }
+        reported
+    }
+
+    /// Whether the device has reported an error since its last reset.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Returns its current state.
+    #[must_use]
+    pub fn describe(&self) -> FunctionDescription {
+        let state = self.state.lock();
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters {
+            reads,
+            writes,
+            failures,
+            faults,
+            resets,
+            requests,
+            errors,
+        } = &self.counters;
+        FunctionDescription {
+            driver: self.driver.clone(),
+            vectors: self.msix_places.vectors,
+            connected: u16::try_from(state.interrupts.connected()).unwrap_or(u16::MAX),
+            areas: state.bars.areas().collect(),
+            failed: self.has_failed(),
+            trapped: [get(reads), get(writes)],
+            failures: get(failures),
+            faults: get(faults),
+            resets: get(resets),
+            requests: get(requests),
+            errors: get(errors),
+        }
     }
 
     /// Whether the device has `len` bytes at `offset` of a BAR.
@@ -162,7 +331,8 @@ impl VfioPciDevice {
     /// Logs the first failure of an access or a reset.
     fn check(&self, action: &str, result: std::io::Result<()>) -> bool {
         let Err(error) = result else { return true };
-        if !self.failed.swap(true, Ordering::Relaxed) {
+        count(&self.counters.failures);
+        if !self.logged.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 device = %self.id,
                 %error,
@@ -183,8 +353,11 @@ impl VfioPciDevice {
         // From here on it neither answers nor reaches guest memory.
         self.set_command(0);
         state.interrupts.disable(&*self.host);
-        if state.touched {
-            state.touched = !self.check("reset the device", self.host.reset());
+        if state.touched || self.has_failed() {
+            count(&self.counters.resets);
+            let reset = self.check("reset the device", self.host.reset());
+            state.touched = !reset;
+            self.failed.fetch_and(!reset, Ordering::Relaxed);
         }
         state.config.space.reset();
         state.msix.reset();
@@ -243,6 +416,7 @@ impl PciFunction for VfioPciDevice {
             && !pending.touches(bar, offset, len)
             && self.has(bar, offset, len)
         {
+            count(&self.counters.reads);
             let read = self.host.read(bar, offset, data);
             if !self.check("read a BAR", read) {
                 data.fill(0xff);
@@ -262,6 +436,7 @@ impl PciFunction for VfioPciDevice {
             && !pending.touches(bar, offset, len)
             && self.has(bar, offset, len)
         {
+            count(&self.counters.writes);
             let written = self.host.write(bar, offset, data);
             self.check("write a BAR", written);
         }
@@ -274,6 +449,7 @@ impl PciFunction for VfioPciDevice {
     fn memory_fault(&self, address: Option<u64>) -> bool {
         let hit = self.state.lock().bars.fault(address);
         if hit {
+            count(&self.counters.faults);
             tracing::warn!(
                 device = %self.id,
                 ?address,

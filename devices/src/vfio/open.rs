@@ -20,7 +20,7 @@ use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_NORESIZE,
     VFIO_PCI_MSIX_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP, vfio_region_info,
 };
-use vfio_ioctls::{VfioDevice, VfioError, VfioOps, VfioRegionInfoCap};
+use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioRegionInfoCap};
 
 use super::dma::Dma;
 use super::host::{BARS, CONFIG, Description, Host, Region};
@@ -45,14 +45,56 @@ pub struct VfioOptions {
 /// An open function.
 pub(super) struct HostDevice {
     /// Taken when it is dropped.
-    device: ManuallyDrop<VfioDevice>,
-    /// The same open device.
-    file: File,
+    device: ManuallyDrop<OpenDevice>,
     /// Offsets in the file, by region.
     offsets: [u64; REGIONS as usize],
     directory: PathBuf,
     /// Keeps guest RAM mapped.
     dma: Arc<Dma>,
+}
+
+/// The crate's device, which is closed by [`OpenDevice::close`] only.
+struct OpenDevice {
+    device: ManuallyDrop<VfioDevice>,
+    /// The same open device.
+    file: File,
+}
+
+impl OpenDevice {
+    fn new(device: VfioDevice) -> Result<Self, Error> {
+        let fd = device.as_raw_fd();
+        // SAFETY: needed because the crate lends no `BorrowedFd`. The device is open.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+        let file = file.map_err(Error::context("cannot duplicate the device's descriptor"))?;
+        Ok(Self {
+            device: ManuallyDrop::new(device),
+            file: file.into(),
+        })
+    }
+
+    /// Closes the device. Returns whether its group has left the container.
+    ///
+    /// The crate's `drop` closes the device, and then panics if sysfs does not show it any more. A
+    /// device that the host removes waits for `file` to be closed, so it is there until then. In a
+    /// process that sees no sysfs, the crate's value is leaked instead.
+    fn close(self, directory: &Path) -> bool {
+        let Self { device, file } = self;
+        let shown = link_name(&directory.join("iommu_group")).is_some();
+        if shown {
+            drop(ManuallyDrop::into_inner(device));
+        } else {
+            tracing::warn!(
+                device = %directory.display(),
+                "cannot see the device in /sys any more: its IOMMU group stays open until this \
+                 process ends"
+            );
+            // SAFETY: needed to close the device, which `drop` would have done. The value is
+            // leaked, so its descriptor is closed once.
+            unsafe { libc::close(device.as_raw_fd()) };
+        }
+        drop(file);
+        shown
+    }
 }
 
 vdpa::opaque_debug! {
@@ -68,36 +110,26 @@ pub(super) fn open(
     options: &VfioOptions,
     dma: &Arc<Dma>,
 ) -> Result<(HostDevice, Description), Error> {
-    let (directory, address) = check_function(&options.path, options.allow_pf)?;
-    if !dma.add_function(&directory) {
-        return Err(Error::other(format!(
-            "the VM has {address} already: remove one of its devices"
-        )));
-    }
-    let ops: Arc<dyn VfioOps> = dma.container().clone();
-    let device = VfioDevice::new(&directory, ops, false).map_err(|error| {
-        dma.remove_function(&directory);
-        cannot_open(error)
+    let (directory, address, driver) = check_function(&options.path, options.allow_pf)?;
+    let open = |container: &Arc<VfioContainer>| {
+        let device = VfioDevice::new(&directory, container.clone(), false).map_err(cannot_open)?;
+        OpenDevice::new(device)
+    };
+    let device = dma.add(&directory, open, |device| {
+        device.close(&directory);
     })?;
-    let fd = device.as_raw_fd();
-    // SAFETY: needed because the crate lends no `BorrowedFd`. The device is open.
-    let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
-    let device = ManuallyDrop::new(device);
-    let file = file.map_err(Error::context("cannot duplicate the device's descriptor"))?;
     let mut host = HostDevice {
-        device,
-        file: file.into(),
+        device: ManuallyDrop::new(device),
         offsets: [0; REGIONS as usize],
         directory,
         dma: Arc::clone(dma),
     };
-    let description = host.describe(&address)?;
-    dma.map()?;
+    let description = host.describe(&address, driver)?;
     Ok((host, description))
 }
 
-/// Checks what sysfs shows of a function. Returns its directory and its address.
-fn check_function(path: &Path, allow_pf: bool) -> Result<(PathBuf, String), Error> {
+/// Checks what sysfs shows of a function. Returns its directory, its address and its driver.
+fn check_function(path: &Path, allow_pf: bool) -> Result<(PathBuf, String, String), Error> {
     let directory = fs::canonicalize(path).map_err(|source| {
         Error::other(format!(
             "there is no PCI function {}: list them with lspci -D",
@@ -127,13 +159,16 @@ fn check_function(path: &Path, allow_pf: bool) -> Result<(PathBuf, String), Erro
         )));
     };
     let driver = link_name(&directory.join("driver"));
-    if !driver.as_deref().is_some_and(is_vfio) {
-        let driver = driver.map_or("no driver".to_owned(), |driver| format!("driver {driver}"));
-        return Err(Error::other(format!(
-            "{address} is bound to {driver}, not to vfio-pci: {}",
-            bind_commands(&address)
-        )));
-    }
+    let driver = match driver {
+        Some(driver) if is_vfio(&driver) => driver,
+        other => {
+            let driver = other.map_or("no driver".to_owned(), |driver| format!("driver {driver}"));
+            return Err(Error::other(format!(
+                "{address} is bound to {driver}, not to vfio-pci: bellhop bind pci/{address} \
+                 vfio-pci"
+            )));
+        }
+    };
     let mut others = Vec::new();
     for entry in fs::read_dir(directory.join("iommu_group/devices"))
         .into_iter()
@@ -151,12 +186,13 @@ fn check_function(path: &Path, allow_pf: bool) -> Result<(PathBuf, String), Erro
     if !others.is_empty() {
         others.sort();
         return Err(Error::other(format!(
-            "the IOMMU group {group} of {address} also has {}, which the host uses: unbind them or \
-             bind them to vfio-pci; all functions of a group belong together",
-            others.join(", ")
+            "the IOMMU group {group} of {address} also has {}, which the host uses, and all \
+             functions of a group belong together: bellhop bind pci/{} vfio-pci",
+            others.join(", "),
+            others.join(" vfio-pci; bellhop bind pci/")
         )));
     }
-    Ok((directory, address))
+    Ok((directory, address, driver))
 }
 
 fn link_name(link: &Path) -> Option<String> {
@@ -167,13 +203,6 @@ fn link_name(link: &Path) -> Option<String> {
 /// Whether a driver is vfio-pci or a variant for one type of device.
 fn is_vfio(driver: &str) -> bool {
     driver.contains("vfio")
-}
-
-fn bind_commands(address: &str) -> String {
-    format!(
-        "modprobe vfio-pci; D=/sys/bus/pci/devices/{address}; echo vfio-pci >$D/driver_override; \
-         echo {address} >$D/driver/unbind; echo {address} >/sys/bus/pci/drivers_probe"
-    )
 }
 
 fn cannot_open(source: VfioError) -> Error {
@@ -204,9 +233,9 @@ fn cannot_open(source: VfioError) -> Error {
 
 impl HostDevice {
     /// Checks the open device, and returns its properties.
-    fn describe(&mut self, address: &str) -> Result<Description, Error> {
+    fn describe(&mut self, address: &str, driver: String) -> Result<Description, Error> {
         let failed = |call: &str| Error::context(format!("{call} failed"));
-        let info = uapi::device_info(&self.file).map_err(failed("VFIO_DEVICE_GET_INFO"))?;
+        let info = uapi::device_info(&self.device.file).map_err(failed("VFIO_DEVICE_GET_INFO"))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 {
             return Err(Error::other(format!(
                 "{address} is not a PCI device of VFIO"
@@ -220,7 +249,7 @@ impl HostDevice {
         }
         let mut regions: [Region; BARS] = Default::default();
         for index in 0..REGIONS {
-            let info = uapi::region_info(&self.file, index.into())
+            let info = uapi::region_info(&self.device.file, index.into())
                 .map_err(failed("VFIO_DEVICE_GET_REGION_INFO"))?;
             if !self.agrees(&info) {
                 return Err(Error::other(format!(
@@ -237,8 +266,9 @@ impl HostDevice {
                 }
             }
         }
-        let msix = self.device.get_irq_info(VFIO_PCI_MSIX_IRQ_INDEX);
+        let msix = self.device.device.get_irq_info(VFIO_PCI_MSIX_IRQ_INDEX);
         Ok(Description {
+            driver,
             regions,
             vectors: msix.map_or(0, |msix| msix.count),
             resizable: msix.is_some_and(|msix| msix.flags & VFIO_IRQ_INFO_NORESIZE == 0),
@@ -248,14 +278,14 @@ impl HostDevice {
     /// Whether `vfio-ioctls` has this region at this index. It leaves out regions whose request
     /// fails, and then the later ones have wrong indices.
     fn agrees(&self, info: &vfio_region_info) -> bool {
-        self.device.get_region_offset(info.index) == info.offset
-            && self.device.get_region_size(info.index) == info.size
-            && self.device.get_region_flags(info.index) == info.flags
+        self.device.device.get_region_offset(info.index) == info.offset
+            && self.device.device.get_region_size(info.index) == info.size
+            && self.device.device.get_region_flags(info.index) == info.flags
     }
 
     /// Returns the parts of a region that can be mapped.
     fn areas(&self, info: &vfio_region_info) -> Vec<(u64, u64)> {
-        let caps = self.device.get_region_caps(info.index);
+        let caps = self.device.device.get_region_caps(info.index);
         let sparse = caps.into_iter().find_map(|cap| match cap {
             VfioRegionInfoCap::SparseMmap(sparse) => Some(sparse.areas),
             _ => None,
@@ -275,55 +305,49 @@ impl HostDevice {
 
 impl Host for HostDevice {
     fn read(&self, region: u8, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        self.file
+        self.device
+            .file
             .read_exact_at(data, self.position(region, offset)?)
     }
 
     fn write(&self, region: u8, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, self.position(region, offset)?)
+        self.device
+            .file
+            .write_all_at(data, self.position(region, offset)?)
     }
 
     fn map(&self, bar: u8, offset: u64, size: u64) -> io::Result<Arc<dyn DevicePages>> {
-        let pages = BarPages::map(&self.file, self.position(bar, offset)?, size)?;
+        let pages = BarPages::map(&self.device.file, self.position(bar, offset)?, size)?;
         Ok(Arc::new(pages))
     }
 
     fn set_vectors(&self, first: u32, eventfds: &[RawFd]) -> io::Result<()> {
-        uapi::set_vectors(&self.file, first, eventfds)
+        uapi::set_vectors(&self.device.file, first, eventfds)
     }
 
     fn disable_vectors(&self) -> io::Result<()> {
-        uapi::disable_vectors(&self.file)
+        uapi::disable_vectors(&self.device.file)
     }
 
     fn set_request(&self, eventfd: RawFd) -> io::Result<()> {
-        uapi::set_request(&self.file, eventfd)
+        uapi::set_request(&self.device.file, eventfd)
+    }
+
+    fn set_error(&self, eventfd: RawFd) -> io::Result<()> {
+        uapi::set_error(&self.device.file, eventfd)
     }
 
     fn reset(&self) -> io::Result<()> {
-        uapi::reset(&self.file)
+        uapi::reset(&self.device.file)
     }
 }
 
 impl Drop for HostDevice {
-    /// The crate's `drop` closes the device, and then panics if sysfs does not show it any more. A
-    /// device that the host removes waits for `file` to be closed, so it is there until then. In a
-    /// process that sees no sysfs, the crate's value is leaked instead.
     fn drop(&mut self) {
-        self.dma.remove_function(&self.directory);
-        if link_name(&self.directory.join("iommu_group")).is_some() {
-            // SAFETY: needed to run the crate's `drop` only here. The value is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.device) };
-        } else {
-            tracing::warn!(
-                device = %self.directory.display(),
-                "cannot see the device in /sys any more: its IOMMU group stays open until this \
-                 process ends"
-            );
-            // SAFETY: needed to close the device, which `drop` would have done. The value is not
-            // used again, so its descriptor is closed once.
-            unsafe { libc::close(self.device.as_raw_fd()) };
-        }
+        // SAFETY: needed to close the device, which takes it. The value is not used again.
+        let device = unsafe { ManuallyDrop::take(&mut self.device) };
+        let directory = &self.directory;
+        self.dma.remove(directory, || device.close(directory));
     }
 }
 
@@ -436,15 +460,18 @@ mod tests {
         assert!(text.contains("no driver"), "{text}");
         sysfs.link("driver", "../drivers/igbvf");
         let text = sysfs.refusal(false);
-        let command = "echo 0000:03:10.1 >/sys/bus/pci/drivers_probe";
+        let command = "bellhop bind pci/0000:03:10.1 vfio-pci";
         assert!(
             text.contains("driver igbvf") && text.contains(command),
             "{text}"
         );
         fs::remove_file(sysfs.function().join("driver")).unwrap();
         sysfs.link("driver", "../drivers/vfio-pci");
-        let (directory, address) = check_function(&sysfs.function(), false).unwrap();
-        assert_eq!(address, "0000:03:10.1");
+        let (directory, address, driver) = check_function(&sysfs.function(), false).unwrap();
+        assert_eq!(
+            (address.as_str(), driver.as_str()),
+            ("0000:03:10.1", "vfio-pci")
+        );
         assert!(directory.ends_with(&address));
 
         // A second function of the group that the host uses.
@@ -454,7 +481,7 @@ mod tests {
         symlink("../drivers/igb", other.join("driver")).unwrap();
         let text = sysfs.refusal(false);
         assert!(
-            text.contains("0000:03:10.3") && text.contains("group 7"),
+            text.contains("bind pci/0000:03:10.3 vfio-pci") && text.contains("group 7"),
             "{text}"
         );
     }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use tracing::{error, warn};
 
+use super::MappedArea;
 use super::config::Part;
 use super::host::{BARS, Host, Region};
 use crate::hypervisor::{DevicePages, Doorbells};
@@ -109,6 +110,16 @@ impl MappedBars {
             }
         }
         Self { areas, doorbells }
+    }
+
+    /// Returns all parts with their places in the guest.
+    pub(super) fn areas(&self) -> impl Iterator<Item = MappedArea> {
+        self.areas.iter().map(|area| MappedArea {
+            bar: area.bar,
+            offset: area.offset,
+            size: area.pages.size(),
+            address: area.mapped,
+        })
     }
 
     /// BAR `bar` is decoded at `address` from now on, or nowhere.

@@ -22,6 +22,7 @@ enum Fault {
     Read,
     SetVectors,
     DisableVectors,
+    SetError,
     Reset,
     /// The mapping with this number.
     Map(usize),
@@ -35,6 +36,7 @@ struct ModelState {
     writes: Vec<(u8, u64, Vec<u8>)>,
     connected: usize,
     request: Option<RawFd>,
+    error: Option<RawFd>,
     resets: usize,
     maps: usize,
     fault: Option<Fault>,
@@ -132,6 +134,12 @@ impl Host for Arc<Model> {
         Ok(())
     }
 
+    fn set_error(&self, eventfd: RawFd) -> io::Result<()> {
+        self.fails(Fault::SetError)?;
+        self.state.lock().error = Some(eventfd);
+        Ok(())
+    }
+
     fn reset(&self) -> io::Result<()> {
         assert!(self.doorbells.all().is_empty());
         assert_eq!(self.state.lock().command, 0);
@@ -170,6 +178,7 @@ impl Rig {
             vectors: Arc::new(FakeVectors::new(2048)),
             doorbells,
             description: Description {
+                driver: "vfio-pci".to_owned(),
                 regions,
                 vectors: 2048,
                 resizable: true,
@@ -189,14 +198,8 @@ impl Rig {
 
     fn open(&self) -> Result<Arc<VfioPciDevice>, Error> {
         let host = Box::new(Arc::clone(&self.model));
-        VfioPciDevice::new(
-            "vf",
-            host,
-            &self.description,
-            &*self.vectors,
-            self.doorbells.clone(),
-        )
-        .map(Arc::new)
+        let function = HostFunction::new("vf", host, self.description.clone())?;
+        VfioPciDevice::new(function, &*self.vectors, self.doorbells.clone()).map(Arc::new)
     }
 
     fn mapped(&self) -> Vec<u64> {
@@ -399,18 +402,93 @@ fn vectors_are_connected_as_the_guest_unmasks_them() {
     }
 }
 
+/// Signals an eventfd of the device, as the kernel does.
+fn signal(device: &VfioPciDevice, fd: RawFd) {
+    let Signals { request, error } = &device.signals;
+    let mut all = [request, error].into_iter();
+    let eventfd = all.find(|eventfd| eventfd.as_raw_fd() == fd);
+    eventfd.unwrap().write(1).unwrap();
+    assert!(device.events().iter().any(|event| event.fd == fd));
+}
+
 #[test]
 fn a_request_of_the_host_is_seen_once() {
     let rig = Rig::virtio();
     let device = rig.open().unwrap();
     assert!(!device.is_wanted_back());
-    assert_eq!(
-        rig.model.state.lock().request,
-        Some(device.request.as_raw_fd())
-    );
-    device.request.write(1).unwrap();
+    signal(&device, rig.model.state.lock().request.unwrap());
+    assert!(!device.take_error());
     assert!(device.is_wanted_back());
     assert!(!device.is_wanted_back());
+    assert_eq!(device.describe().requests, 1);
+}
+
+#[test]
+fn an_error_of_the_device_is_shown_until_its_reset() {
+    let rig = Rig::virtio();
+    let device = rig.open().unwrap();
+    signal(&device, rig.model.state.lock().error.unwrap());
+    assert!(!device.is_wanted_back() && !device.has_failed());
+    assert!(device.take_error());
+    assert!(!device.take_error() && device.has_failed());
+    // Also of a device that the guest has not touched; not if the reset fails.
+    rig.model.set_fault(Some(Fault::Reset));
+    device.reset();
+    assert!(device.has_failed());
+    rig.model.set_fault(None);
+    device.reset();
+    let shown = device.describe();
+    assert!(!shown.failed);
+    assert_eq!((shown.errors, shown.resets, shown.failures), (1, 2, 1));
+    device.reset();
+    assert_eq!(device.describe().resets, 2);
+
+    // A function without such reports works.
+    let rig = Rig::virtio();
+    rig.model.set_fault(Some(Fault::SetError));
+    let device = rig.open().unwrap();
+    assert!(!device.take_error());
+}
+
+#[test]
+fn the_description_counts_what_exits() {
+    let rig = Rig::virtio();
+    let device = rig.open().unwrap();
+    device.write_config(4, &[2, 0]);
+    device.bar_moved(4, Some(0x10_0000));
+    device.write_config(shown(&device)[0].1 + 2, &[0, 0x80]);
+    unmask(&device, 1);
+    let mut data = [0; 4];
+    device.read_bar(1, 0x900, &mut data);
+    device.write_bar(1, 0x900, &data);
+    // Not of the device: the table, and beyond the end.
+    device.read_bar(1, 0, &mut data);
+    device.read_bar(1, 0x1000, &mut data);
+    let area = MappedArea {
+        bar: 4,
+        offset: 0,
+        size: 0x1000,
+        address: Some(0x10_0000),
+    };
+    let mut shown = device.describe();
+    let areas = std::mem::take(&mut shown.areas);
+    assert_eq!(areas, [area]);
+    let expected = FunctionDescription {
+        driver: "vfio-pci".to_owned(),
+        vectors: 3,
+        connected: 2,
+        areas: Vec::new(),
+        failed: false,
+        trapped: [1, 1],
+        failures: 0,
+        faults: 0,
+        resets: 0,
+        requests: 0,
+        errors: 0,
+    };
+    assert_eq!(shown, expected);
+    assert!(device.memory_fault(Some(0x10_0000)));
+    assert_eq!(device.describe().faults, 1);
 }
 
 #[test]

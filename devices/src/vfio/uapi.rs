@@ -12,8 +12,8 @@ use std::ptr;
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE,
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
-    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX, VFIO_TYPE, vfio_device_info,
-    vfio_iommu_type1_info, vfio_region_info,
+    VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX, VFIO_TYPE,
+    vfio_device_info, vfio_iommu_type1_info, vfio_region_info,
 };
 
 const DEVICE_GET_INFO: u32 = VFIO_BASE + 7;
@@ -85,7 +85,16 @@ pub(super) fn set_vectors(device: &File, first: u32, eventfds: &[RawFd]) -> io::
 
 /// Has the kernel signal `eventfd` when the host wants the device back.
 pub(super) fn set_request(device: &File, eventfd: RawFd) -> io::Result<()> {
-    let header = [VFIO_IRQ_SET_DATA_EVENTFD, VFIO_PCI_REQ_IRQ_INDEX, 0, 1];
+    set_signal(device, VFIO_PCI_REQ_IRQ_INDEX, eventfd)
+}
+
+/// Has the kernel signal `eventfd` when the device reports an uncorrectable error.
+pub(super) fn set_error(device: &File, eventfd: RawFd) -> io::Result<()> {
+    set_signal(device, VFIO_PCI_ERR_IRQ_INDEX, eventfd)
+}
+
+fn set_signal(device: &File, index: u32, eventfd: RawFd) -> io::Result<()> {
+    let header = [VFIO_IRQ_SET_DATA_EVENTFD, index, 0, 1];
     set_irqs(device, header, [eventfd.cast_unsigned()])
 }
 
@@ -218,6 +227,7 @@ mod tests {
             set_vectors(&file, 0, &[0, 1]).unwrap_err(),
             disable_vectors(&file).unwrap_err(),
             set_request(&file, 0).unwrap_err(),
+            set_error(&file, 0).unwrap_err(),
             reset(&file).unwrap_err(),
             iova_ranges(&file).unwrap_err(),
         ] {

@@ -7,6 +7,7 @@ pub(crate) mod migration;
 mod nic;
 mod pairing;
 mod snapshot;
+mod vfio;
 mod vm;
 
 pub use device::{
@@ -23,4 +24,5 @@ pub use migration::{
 pub use nic::{FailoverInfo, FailoverPhase, NicChange, NicInfo, NicSummary};
 pub use pairing::{BadSecret, MigrationSecret, PairedTls, Pairing};
 pub use snapshot::{RestoreRequest, SNAPSHOT_TIME, SnapshotInfo, SnapshotRequest, UpgradeRequest};
+pub use vfio::{VfioArea, VfioFunctionInfo, VfioInfo, VfioSummary};
 pub use vm::{End, EndReason, Handshake, VmChange, VmState, VmStatus, WantedState, Watch};

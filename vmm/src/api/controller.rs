@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use bellhop_api::machine::{DiskSummary, NicSummary, VmState, VmStatus};
+use bellhop_api::machine::{DiskSummary, NicSummary, VfioSummary, VmState, VmStatus};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
 use vmm_sys_util::eventfd::EventFd;
@@ -33,7 +33,7 @@ enum Phase {
     /// configuration of an incoming VM.
     Starting(Option<VmConfig>),
     Running {
-        /// The configuration at its start, without NICs and disks.
+        /// The configuration at its start, without pluggable devices.
         config: VmConfig,
         handle: Handle,
     },
@@ -81,6 +81,7 @@ impl Controller {
                 nics: Vec::new(),
                 end: None,
                 disks: Vec::new(),
+                vfio: Vec::new(),
                 alarms: Vec::new(),
                 upgrades: 0,
                 upgrade_error: None,
@@ -138,7 +139,7 @@ impl Controller {
             .send_modify(|view| view.generation = view.generation.wrapping_add(1));
     }
 
-    /// The configuration, with the current NICs and disks.
+    /// The configuration, with the current pluggable devices.
     pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
         match &*self.phase.lock() {
             Phase::BeforeBoot(config) | Phase::Starting(config) => {
@@ -146,7 +147,10 @@ impl Controller {
             }
             Phase::Running { config, handle } => {
                 let mut config = config.clone();
-                let MachineStatus { nics, disks, .. } = handle.status();
+                let MachineStatus {
+                    nics, disks, vfio, ..
+                } = handle.status();
+                config.vfio = vfio.into_iter().map(|one| one.config).collect();
                 config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
                 config.disks = disks.into_iter().map(|disk| disk.config).collect();
                 Ok(config)
@@ -179,8 +183,8 @@ impl Controller {
         let mut phase = self.phase.lock();
         let Phase::BeforeBoot(before) = &mut *phase else {
             return Err(self.wrong_state(
-                "configure a machine before it starts; add and remove NICs and disks of a running \
-                 machine with PUT and DELETE of /v1/vm/nics/{id} and /v1/vm/disks/{id}",
+                "configure a machine before it starts; add and remove devices of a running machine \
+                 with PUT and DELETE of /v1/vm/nics/{id}, /v1/vm/disks/{id} and /v1/vm/vfio/{id}",
             ));
         };
         if before.as_ref() != Some(&config) {
@@ -317,12 +321,13 @@ impl Controller {
 
     /// Records that the VM is powered on.
     fn started(self: &Arc<Self>, mut config: VmConfig, handle: &Handle) {
-        // NICs and disks change: the VM knows the current ones.
+        // Pluggable devices change: the VM knows the current ones.
         let nics = handle.status().nics;
         config
             .vdpa
             .retain(|vdpa| nics.iter().all(|nic| nic.id != vdpa.name()));
         config.disks.clear();
+        config.vfio.clear();
         // The VM holds the descriptors now.
         config.vdpa.iter_mut().for_each(VdpaConfig::release);
         *self.phase.lock() = Phase::Running {
@@ -366,6 +371,7 @@ impl Controller {
                 Some(_) | None => self.stopped(),
             });
             view.disks = status.disks.iter().map(DiskSummary::from).collect();
+            view.vfio = status.vfio.iter().map(VfioSummary::from).collect();
             view.alarms.clone_from(&status.alarms);
             view.upgrades = status.upgrade.count;
             view.upgrade_error.clone_from(&status.upgrade.error);

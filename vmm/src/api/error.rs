@@ -104,6 +104,7 @@ fn request(error: &RequestError) -> (StatusCode, &'static str) {
         RequestError::OtherKind { wanted, .. } => match wanted {
             DeviceKind::Nic => (StatusCode::CONFLICT, "not_a_nic"),
             DeviceKind::Disk => (StatusCode::CONFLICT, "not_a_disk"),
+            DeviceKind::Vfio => (StatusCode::CONFLICT, "not_a_vfio_device"),
         },
         RequestError::OwnBackup(_) => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
         RequestError::NoAnnouncement(_) => (StatusCode::CONFLICT, "cannot_announce"),

@@ -13,7 +13,6 @@ use devices::legacy::power::{
 };
 use devices::legacy::serial::Serial;
 use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplug, Slot};
-use devices::vfio::Dma;
 
 use super::device_manager::DeviceManager;
 use super::devices::{self as backends, Device};
@@ -22,6 +21,7 @@ use super::generation::Generation;
 use super::iommu;
 use super::migration::OutgoingState;
 use super::parts::Machine;
+use super::passthrough::Passthrough;
 use super::queue::Requests;
 use super::ring_watch;
 use super::signals::{StatisticsHandle, StopHandle};
@@ -36,7 +36,7 @@ use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::line::{InterruptLine, LevelLine};
 use crate::kvm::memory_slots::MemorySlots;
 use crate::kvm::msi::KvmMsiVectors;
-use crate::kvm::{self, Hypervisor, PlatformAddresses};
+use crate::kvm::{Hypervisor, PlatformAddresses};
 use crate::layout::{self, AddressRange, Layout, common_physical_bits};
 use crate::memory::GuestRam;
 use crate::vcpu::{Buses, FaultHandler, Vcpus};
@@ -226,18 +226,19 @@ impl Machine {
             let slot = slot.or_else(|| iommu::fixed_slot(&device.id));
             device_manager.attach(device, slot, &events)?;
         }
-        if !config.vfio.is_empty() {
-            let dma = Dma::new(kvm::vfio::create(vm.fd())?, memory.clone());
-            let dma =
-                Arc::new(dma.map_err(|source| Error::unusable("cannot use VFIO").because(source))?);
-            for function in &config.vfio {
-                device_manager.attach_vfio(&backends::vfio_options(function), &dma)?;
-            }
+        let passthrough = Arc::new(Passthrough::new(vm.fd().clone()));
+        for function in &config.vfio {
+            device_manager.attach_vfio(passthrough.open(function, &memory)?, &events)?;
         }
 
         // The descriptors that the vmm thread polls.
-        let requests = Requests::new(&ram, ram_end).map_err(Error::failed("eventfd"))?;
-        requests.publish_devices(device_manager.pluggable(), device_manager.pluggable());
+        let requests = Requests::new(&ram, ram_end, Arc::downgrade(&passthrough))
+            .map_err(Error::failed("eventfd"))?;
+        requests.publish_devices(
+            device_manager.pluggable(),
+            device_manager.pluggable(),
+            device_manager.pluggable(),
+        );
         let statistics = StatisticsHandle::new().map_err(Error::failed("eventfd"))?;
         let poll = |fd: &dyn AsRawFd, token| {
             let added = events.add(fd.as_raw_fd(), token);
@@ -296,6 +297,7 @@ impl Machine {
             doorbells,
             msi,
             slots,
+            _passthrough: passthrough,
             vm,
             ram,
             layout,

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use bellhop_api::machine::{AlarmInfo, InFlight};
 use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, SLOTS, Slot};
-use devices::vfio::{Dma, VfioOptions, VfioPciDevice};
+use devices::vfio::VfioPciDevice;
 use devices::virtio::backend::Event;
 use devices::virtio::block::engine::hung_disks;
 use devices::virtio::iommu::SharedDomains;
@@ -37,6 +37,7 @@ pub(super) use self::exchange::Exchanged;
 use super::devices::Device;
 use super::error::RequestError;
 use super::iommu::{self, RefusalWatch};
+use super::passthrough::Function;
 use super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, PlugPhase, Pluggable};
 use super::ring_watch::{DeviceWatch, in_flight};
 use super::status_publisher::DeviceStatus;
@@ -63,6 +64,8 @@ struct Entry {
     watch: Option<DeviceWatch>,
     /// When the host wanted it back.
     wanted_back: Option<Instant>,
+    /// Whether there is an alarm about an error of it.
+    failed: bool,
 }
 
 /// The additional state of a device that can be unplugged.
@@ -80,7 +83,7 @@ impl Removable {
     fn backup(&self) -> Option<(&VdpaConfig, &Path)> {
         match &self.config {
             DeviceConfig::Nic(nic) => Some((nic, nic.backup.as_deref()?)),
-            DeviceConfig::Disk(_) => None,
+            DeviceConfig::Disk(_) | DeviceConfig::Vfio(_) => None,
         }
     }
 
@@ -205,21 +208,7 @@ impl DeviceManager {
             return Err(Error::failed("epoll_ctl")(error));
         }
         tracing::debug!(%id, %slot, "device attached");
-        let numa_warning = numa_warning(numa_node, self.memory_node);
-        if let Some(warning) = &numa_warning {
-            tracing::warn!(%id, "{warning}");
-        }
-        let removable = config.map(|config| {
-            self.next_serial = self.next_serial.wrapping_add(1);
-            Removable {
-                config,
-                numa_node,
-                numa_warning,
-                serial: self.next_serial,
-                state: PlugPhase::Plugged,
-                failover: None,
-            }
-        });
+        let removable = config.map(|config| self.removable(&id, config, numa_node));
         device.set_has_backup(removable.as_ref().and_then(Removable::backup).is_some());
         self.next_number = number.wrapping_add(1);
         let watch = self
@@ -234,44 +223,72 @@ impl DeviceManager {
             endpoint,
             watch,
             wanted_back: None,
+            failed: false,
         };
         self.entries.insert(number, entry);
         Ok(slot)
     }
 
-    /// Opens a function of the host and puts it into the first free slot.
+    /// Puts a function of the host into the first free slot, and polls its descriptors.
     ///
     /// # Errors
-    /// On failure nothing has changed, and the device is closed.
+    /// On failure nothing has changed, and the function is closed.
     pub(super) fn attach_vfio(
         &mut self,
-        options: &VfioOptions,
-        dma: &Arc<Dma>,
-    ) -> Result<(), Error> {
-        let id = options.id.clone();
+        function: Function,
+        events: &EventLoop,
+    ) -> Result<Slot, Error> {
+        let Function {
+            config,
+            host,
+            numa_node,
+        } = function;
+        let id = config.name();
         self.ensure_unused(&id)?;
         let number = self.free_number()?;
         let slot = self.choose_slot(&id, false, None)?;
         let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
-        let device = VfioPciDevice::open(options, dma, &self.msi, doorbells)
+        let device = VfioPciDevice::new(host, &self.msi, doorbells)
             .map(Arc::new)
             .map_err(|source| {
                 Error::unusable(format!("cannot use VFIO device {id}")).because(source)
             })?;
         let slot = self.add_function(&id, slot, device.clone())?;
+        if let Err(error) = poll(events, number, &device.events()) {
+            self.pci.remove(slot);
+            return Err(Error::failed("epoll_ctl")(error));
+        }
         tracing::debug!(%id, %slot, "device attached");
         self.next_number = number.wrapping_add(1);
         let entry = Entry {
+            removable: Some(self.removable(&id, DeviceConfig::Vfio(config), numa_node)),
             id,
             slot,
             device: Attached::Vfio(device),
-            removable: None,
             endpoint: None,
             watch: None,
             wanted_back: None,
+            failed: false,
         };
         self.entries.insert(number, entry);
-        Ok(())
+        Ok(slot)
+    }
+
+    /// The additional state of a new device.
+    fn removable(&mut self, id: &str, config: DeviceConfig, numa_node: Option<u16>) -> Removable {
+        let numa_warning = numa_warning(numa_node, self.memory_node);
+        if let Some(warning) = &numa_warning {
+            tracing::warn!(%id, "{warning}");
+        }
+        self.next_serial = self.next_serial.wrapping_add(1);
+        Removable {
+            config,
+            numa_node,
+            numa_warning,
+            serial: self.next_serial,
+            state: PlugPhase::Plugged,
+            failover: None,
+        }
     }
 
     fn ensure_unused(&self, id: &str) -> Result<(), Error> {
@@ -432,9 +449,7 @@ impl DeviceManager {
         // slot by now.
         let ours = device.function();
         self.pci.remove_function(slot, &ours);
-        if let Some(device) = device.virtio() {
-            unpoll(events, &id, &device.events());
-        }
+        unpoll(events, &id, &device.events());
         // From here on it touches no guest memory, even if the guest's driver never released it.
         ours.reset();
         drop(ours);
@@ -610,7 +625,8 @@ impl DeviceManager {
             alarms.map(alarm).collect::<Vec<_>>()
         };
         let of_rings = self.entries.values().flat_map(of_entry);
-        of_rings.chain(self.refusals.alarm().cloned()).collect()
+        let others = self.errors().chain(self.refusals.alarm().cloned());
+        of_rings.chain(others).collect()
     }
 }
 

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use devices::vfio::VfioOptions;
 use devices::virtio::backend::{Backend, SharedMemory};
 use devices::virtio::block::Block;
 use devices::virtio::block::disk::Disk;
@@ -19,7 +18,7 @@ use vdpa::iova::IovaRange;
 use vdpa::memory::{AddressSpace, DeviceMemory};
 
 use super::pluggable::DeviceConfig;
-use crate::config::{DiskConfig, VdpaConfig, VdpaSource, VfioConfig, VmConfig};
+use crate::config::{DiskConfig, VdpaConfig, VdpaSource, VmConfig};
 use crate::host::Host;
 use crate::{Error, ErrorKind};
 
@@ -67,15 +66,6 @@ pub(super) fn open(
         numa_node: None,
     });
     Ok(devices)
-}
-
-/// Returns the options with which a function of the host is opened.
-pub(super) fn vfio_options(config: &VfioConfig) -> VfioOptions {
-    VfioOptions {
-        id: config.name(),
-        path: config.path.clone(),
-        allow_pf: config.allow_pf,
-    }
 }
 
 /// Returns guest RAM as an emulated device reaches it: `iommu` if it is behind the guest's IOMMU.

@@ -104,7 +104,7 @@ pub enum RequestError {
     /// The machine has a function of the host, whose state is in the device.
     #[error(
         "the machine cannot be saved, migrated or upgraded in place with VFIO device {0}, whose \
-         state is in the device: stop the VM and start it again, or use a vDPA device"
+         state is in the device; unplug it first (DELETE /v1/vm/vfio/{0}), or use a vDPA device"
     )]
     PassedThrough(String),
     /// The storage of a removed disk does not answer, so guest memory may still change.
@@ -262,8 +262,8 @@ pub enum NotMovable {
     Disk(String),
     /// Its state is in the device.
     #[error(
-        "VFIO device {0} cannot move: its state is in the device; stop the VM and start it on the \
-         other host, or use a vDPA device"
+        "VFIO device {0} cannot move: its state is in the device; unplug it first (DELETE \
+         /v1/vm/vfio/{0}), or use a vDPA device"
     )]
     PassedThrough(String),
     /// The destination would be built with it, and the guest is about to release it.
@@ -277,9 +277,7 @@ impl NotMovable {
     pub fn remedy(&self) -> String {
         match self {
             Self::Disk(id) => format!("unplug it first: DELETE /v1/vm/disks/{id}"),
-            Self::PassedThrough(_) => {
-                "stop the VM and start it on the other host, or use a vDPA device".to_owned()
-            }
+            Self::PassedThrough(id) => format!("unplug it first: DELETE /v1/vm/vfio/{id}"),
             Self::Unplugging(_) => "try again when the guest has ejected it".to_owned(),
         }
     }

@@ -1,12 +1,13 @@
 //! A fake machine for tests without KVM: a thread with fake devices answers a [`Handle`].
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use bellhop_api::machine::{AlarmInfo, AlarmKind, IommuInfo, IommuRefusal, WatchInfo, WatchPhase};
 use devices::pci::Slot;
+use devices::vfio::{FunctionDescription, MappedArea};
 use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
 use parking_lot::Mutex;
 
@@ -15,15 +16,16 @@ use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
 use super::queue::{Action, Request, Requests, SwapAnswer};
 use super::{
     DeviceStatus, DiskStatus, End, Handle, NicStatus, PlugPhase, RequestError, Resources, RunState,
+    VfioStatus,
 };
 use crate::Error;
-use crate::config::{DiskConfig, VdpaConfig};
+use crate::config::{DiskConfig, VdpaConfig, VfioConfig};
 use crate::console::ConsoleLoss;
 use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
 use crate::memory::GuestRam;
 
-/// A machine with one NIC `nic`, one disk `disk` and the device `rng`; ended when it is dropped.
+/// A machine with one NIC `nic`, one disk `disk`, one function `vf` and the device `rng`; ended when it is dropped.
 #[derive(Debug)]
 pub(crate) struct FakeMachine {
     handle: Handle,
@@ -45,6 +47,11 @@ pub(crate) fn disk_config() -> DiskConfig {
     "path=/nonexistent.img,id=disk,readonly=on".parse().unwrap()
 }
 
+/// Returns the configuration of its function of the host.
+pub(crate) fn vfio_config() -> VfioConfig {
+    "host=0000:03:10.1,id=vf".parse().unwrap()
+}
+
 fn pluggable<C>(config: C, id: &str, slot: u8) -> Pluggable<C> {
     Pluggable {
         id: id.to_owned(),
@@ -64,6 +71,31 @@ fn nic() -> NicStatus {
 
 fn disk() -> DiskStatus {
     pluggable(disk_config(), "disk", 4)
+}
+
+fn vfio() -> VfioStatus {
+    pluggable(vfio_config(), "vf", 5)
+}
+
+fn function() -> FunctionDescription {
+    FunctionDescription {
+        driver: "vfio-pci".to_owned(),
+        vectors: 3,
+        connected: 2,
+        areas: vec![MappedArea {
+            bar: 4,
+            offset: 0,
+            size: 0x4000,
+            address: Some(0x10_0000_0000),
+        }],
+        failed: false,
+        trapped: [11, 12],
+        failures: 13,
+        faults: 14,
+        resets: 15,
+        requests: 16,
+        errors: 17,
+    }
 }
 
 /// Marks a device as asked to be ejected.
@@ -118,8 +150,8 @@ impl FakeMachine {
     pub(crate) fn new() -> Self {
         let layout = Layout::new(16 << 20, 40).unwrap();
         let ram = Arc::new(GuestRam::new(&layout, None).unwrap());
-        let requests = Requests::new(&ram, 16 << 20).unwrap();
-        requests.publish_devices(vec![nic()], vec![disk()]);
+        let requests = Requests::new(&ram, 16 << 20, Weak::new()).unwrap();
+        requests.publish_devices(vec![nic()], vec![disk()], vec![vfio()]);
         requests.publish_boot(false);
         let handle = requests.handle();
         let end = Arc::new(AtomicBool::new(false));
@@ -191,10 +223,10 @@ fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
                         ..nic_config()
                     };
                     let nic = pluggable(config.clone(), "nic", 3);
-                    requests.publish_devices(vec![nic], vec![disk()]);
+                    requests.publish_devices(vec![nic], vec![disk()], vec![vfio()]);
                     Ok(pluggable(DeviceConfig::Nic(config), "nic", 3))
                 }
-                "disk" | "rng" => Err(RequestError::OtherKind {
+                "disk" | "rng" | "vf" => Err(RequestError::OtherKind {
                     id,
                     wanted: DeviceKind::Nic,
                 }),
@@ -205,16 +237,23 @@ fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
         Request::Unplug { id, kind, answer } => {
             let unplugged = match (id.as_str(), kind) {
                 ("nic", DeviceKind::Nic) => {
-                    requests.publish_devices(vec![unplugged(nic())], vec![disk()]);
+                    requests.publish_devices(vec![unplugged(nic())], vec![disk()], vec![vfio()]);
                     let config = DeviceConfig::Nic(nic_config());
                     Ok(unplugged(pluggable(config, "nic", 3)))
                 }
                 ("disk", DeviceKind::Disk) => {
-                    requests.publish_devices(vec![nic()], vec![unplugged(disk())]);
+                    requests.publish_devices(vec![nic()], vec![unplugged(disk())], vec![vfio()]);
                     let config = DeviceConfig::Disk(disk_config());
                     Ok(unplugged(pluggable(config, "disk", 4)))
                 }
-                ("nic" | "disk" | "rng", wanted) => Err(RequestError::OtherKind { id, wanted }),
+                ("vf", DeviceKind::Vfio) => {
+                    requests.publish_devices(vec![nic()], vec![disk()], vec![unplugged(vfio())]);
+                    let config = DeviceConfig::Vfio(vfio_config());
+                    Ok(unplugged(pluggable(config, "vf", 5)))
+                }
+                ("nic" | "disk" | "rng" | "vf", wanted) => {
+                    Err(RequestError::OtherKind { id, wanted })
+                }
                 _ => Err(RequestError::NoSuchDevice(id)),
             };
             answer.send(unplugged).is_ok()
@@ -227,6 +266,13 @@ fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
                 msi: MsiCounts::default(),
             })
             .is_ok(),
+        Request::PlugFunction { function, answer } => {
+            let id = function.config.name();
+            answer.send(Err(RequestError::IdInUse(id))).is_ok()
+        }
+        Request::Functions { answer } => {
+            answer.send([("vf".to_owned(), function())].into()).is_ok()
+        }
         Request::Devices { answer } => answer.send(vec![device()]).is_ok(),
         Request::Statistics { answer } => {
             answer.send(Ok([("exits".to_owned(), 42)].into())).is_ok()

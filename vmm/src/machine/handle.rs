@@ -27,17 +27,18 @@ use std::sync::mpsc::{self, Receiver, TrySendError};
 use std::time::Instant;
 
 use bellhop_api::machine::IommuInfo;
+use devices::vfio::FunctionDescription;
 use devices::virtio::backend::SharedMemory;
 
 use super::devices::{Device, open_disk, open_vdpa};
 use super::error::RequestError;
 use super::parts::Machine;
-use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
+use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable, VfioStatus};
 use super::queue::{Action, Answer, Request, Requests, Shared};
 use super::snapshot::{SnapshotWriter, Written};
 use super::status_publisher::{DeviceStatus, MachineStatus, Resources};
 use crate::Error;
-use crate::config::{DiskConfig, VdpaConfig};
+use crate::config::{DiskConfig, VdpaConfig, VfioConfig};
 use crate::console::ConsoleLoss;
 use crate::memory::GuestRam;
 
@@ -90,15 +91,35 @@ impl Handle {
         Ok(disk.of()?)
     }
 
+    /// Opens and resets a function of the host and plugs it into the guest, as
+    /// [`Handle::plug_nic`] does. The first function pins all guest RAM.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the name is in use, the function cannot be given to a guest (the text has
+    /// the remedy), locked memory is too low, no slot is free.
+    pub fn plug_vfio(&self, config: &VfioConfig) -> Result<VfioStatus, RequestError> {
+        self.ensure_unused(&config.name())?;
+        let passthrough = self.0.passthrough.upgrade().ok_or(RequestError::Ended)?;
+        let function = passthrough.open(config, &self.memory()?)?;
+        let plugged = self.ask(|answer| Request::PlugFunction { function, answer })?;
+        Ok(plugged?.of()?)
+    }
+
+    /// Fails if the name is in use, before a device maps all RAM in vain. The machine makes the
+    /// final decision.
+    fn ensure_unused(&self, id: &str) -> Result<(), RequestError> {
+        if self.0.publisher.status.lock().has(id) {
+            return Err(RequestError::IdInUse(id.to_owned()));
+        }
+        Ok(())
+    }
+
     fn plug(
         &self,
         id: &str,
         open: impl FnOnce(&SharedMemory) -> Result<Device, Error>,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
-        // Checked before the device maps all RAM in vain. The machine makes the final decision.
-        if self.0.publisher.status.lock().has(id) {
-            return Err(RequestError::IdInUse(id.to_owned()));
-        }
+        self.ensure_unused(id)?;
         let device = open(&self.memory()?)?;
         if device.config.is_none() {
             // Only a vDPA device can turn out to be of another kind than requested.
@@ -126,6 +147,15 @@ impl Handle {
     /// [`RequestError`]: there is no such device, or it is no disk.
     pub fn unplug_disk(&self, id: &str) -> Result<DiskStatus, RequestError> {
         Ok(self.unplug(id, DeviceKind::Disk)?.of()?)
+    }
+
+    /// Asks the guest to eject a function of the host, as [`Handle::unplug_nic`] does. The function
+    /// is reset before it is closed.
+    ///
+    /// # Errors
+    /// [`RequestError`]: there is no such device, or it is no function of the host.
+    pub fn unplug_vfio(&self, id: &str) -> Result<VfioStatus, RequestError> {
+        Ok(self.unplug(id, DeviceKind::Vfio)?.of()?)
     }
 
     fn unplug(&self, id: &str, kind: DeviceKind) -> Result<Pluggable<DeviceConfig>, RequestError> {
@@ -172,6 +202,14 @@ impl Handle {
     /// [`RequestError::Ended`] or [`RequestError::Busy`].
     pub fn devices(&self) -> Result<Vec<DeviceStatus>, RequestError> {
         self.ask(|answer| Request::Devices { answer })
+    }
+
+    /// Returns the state of the functions of the host that the machine has, by name.
+    ///
+    /// # Errors
+    /// [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn functions(&self) -> Result<BTreeMap<String, FunctionDescription>, RequestError> {
+        self.ask(|answer| Request::Functions { answer })
     }
 
     /// Returns KVM's counters: see [`Vcpus::statistics`](crate::vcpu::Vcpus::statistics).
@@ -349,6 +387,14 @@ impl Handle {
     pub fn disk(&self, id: &str) -> Option<DiskStatus> {
         let status = self.0.publisher.status.lock();
         status.disks.iter().find(|disk| disk.id == id).cloned()
+    }
+
+    /// Returns the function of the host with this name, if it exists now.
+    #[must_use]
+    pub fn vfio(&self, id: &str) -> Option<VfioStatus> {
+        let status = self.0.publisher.status.lock();
+        let mut functions = status.vfio.iter();
+        functions.find(|function| function.id == id).cloned()
     }
 
     fn act(&self, action: Action) -> Result<(), RequestError> {

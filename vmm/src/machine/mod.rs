@@ -69,6 +69,7 @@ mod iommu;
 mod migration;
 mod origin;
 mod parts;
+mod passthrough;
 mod pluggable;
 mod program;
 mod queue;
@@ -96,6 +97,7 @@ pub use origin::Origin;
 pub use parts::Machine;
 pub use pluggable::{
     DeviceKind, DiskStatus, Failover, FailoverState, NicStatus, NicSwapped, PlugPhase, Pluggable,
+    VfioStatus,
 };
 pub use program::{STATE_VERSIONS_COMMAND, check_program, requirements, state_versions};
 pub use quiesced::HandOver;

@@ -14,6 +14,7 @@ use devices::pci::{ConfigPorts, PciBus, PciHotplug};
 use super::device_manager::DeviceManager;
 use super::generation::Generation;
 use super::migration::{OutgoingState, Throttle};
+use super::passthrough::Passthrough;
 use super::queue::Requests;
 use super::quiesced::{HandOver, Quiesced};
 use super::ring_watch;
@@ -57,6 +58,8 @@ pub struct Machine {
     pub(super) doorbells: Arc<KvmDoorbells>,
     pub(super) msi: KvmMsiVectors,
     pub(super) slots: Arc<MemorySlots>,
+    /// For the handles, which keep it only while they open a function.
+    pub(super) _passthrough: Arc<Passthrough>,
     pub(super) vm: Vm,
     pub(super) ram: Arc<GuestRam>,
     pub(super) layout: Layout,
@@ -170,6 +173,7 @@ impl Machine {
 
     pub(super) fn publish(&self) {
         self.requests.publish_devices(
+            self.device_manager.pluggable(),
             self.device_manager.pluggable(),
             self.device_manager.pluggable(),
         );

@@ -1,4 +1,4 @@
-//! Devices that come and go while the machine runs: NICs and disks.
+//! Devices that come and go while the machine runs: NICs, disks and functions of the host.
 //!
 //! Owns their types: the requested configuration, the state of a device, and the result of a NIC's
 //! move to another device. It must not know how one is opened, nor how the guest is notified.
@@ -11,7 +11,8 @@
 //!                  a reset of the machine           unplug   +-- a guest without a driver
 //!                  changes nothing                  (again)      for hot-plug stays here
 //! ```
-//! A device that the host removes becomes DeviceRemoved instead of UnplugRequested, without a
+//! A function that the host wants back becomes UnplugRequested without a request, and leaves after
+//! 10 s even if the guest does not eject it. A vDPA device that the host removes becomes DeviceRemoved instead of UnplugRequested, without a
 //! request.
 
 use std::fmt;
@@ -21,7 +22,7 @@ use std::time::Duration;
 pub use bellhop_api::machine::PlugPhase;
 use devices::pci::Slot;
 
-use crate::config::{DiskConfig, VdpaConfig};
+use crate::config::{DiskConfig, VdpaConfig, VfioConfig};
 
 /// The kinds of hot-pluggable devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub enum DeviceKind {
     Nic,
     /// Disks on raw images.
     Disk,
+    /// PCI functions of the host.
+    Vfio,
 }
 
 impl fmt::Display for DeviceKind {
@@ -37,15 +40,17 @@ impl fmt::Display for DeviceKind {
         f.write_str(match self {
             Self::Nic => "network device",
             Self::Disk => "disk",
+            Self::Vfio => "VFIO device",
         })
     }
 }
 
-/// The requested configuration of a device of either kind.
+/// The requested configuration of a device of any kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum DeviceConfig {
     Nic(VdpaConfig),
     Disk(DiskConfig),
+    Vfio(VfioConfig),
 }
 
 impl DeviceConfig {
@@ -53,6 +58,7 @@ impl DeviceConfig {
         match self {
             Self::Nic(_) => DeviceKind::Nic,
             Self::Disk(_) => DeviceKind::Disk,
+            Self::Vfio(_) => DeviceKind::Vfio,
         }
     }
 }
@@ -70,7 +76,7 @@ impl TryFrom<DeviceConfig> for VdpaConfig {
     fn try_from(config: DeviceConfig) -> Result<Self, DeviceKind> {
         match config {
             DeviceConfig::Nic(config) => Ok(config),
-            DeviceConfig::Disk(_) => Err(DeviceKind::Nic),
+            _ => Err(DeviceKind::Nic),
         }
     }
 }
@@ -81,7 +87,18 @@ impl TryFrom<DeviceConfig> for DiskConfig {
     fn try_from(config: DeviceConfig) -> Result<Self, DeviceKind> {
         match config {
             DeviceConfig::Disk(config) => Ok(config),
-            DeviceConfig::Nic(_) => Err(DeviceKind::Disk),
+            _ => Err(DeviceKind::Disk),
+        }
+    }
+}
+
+impl TryFrom<DeviceConfig> for VfioConfig {
+    type Error = DeviceKind;
+
+    fn try_from(config: DeviceConfig) -> Result<Self, DeviceKind> {
+        match config {
+            DeviceConfig::Vfio(config) => Ok(config),
+            _ => Err(DeviceKind::Vfio),
         }
     }
 }
@@ -150,6 +167,9 @@ pub struct NicSwapped {
 
 /// A disk of a machine.
 pub type DiskStatus = Pluggable<DiskConfig>;
+
+/// A function of the host in a machine.
+pub type VfioStatus = Pluggable<VfioConfig>;
 
 impl Pluggable<DeviceConfig> {
     /// Converts to a device of the kind `C`.

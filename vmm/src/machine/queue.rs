@@ -10,13 +10,17 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Weak};
 
 use bellhop_api::machine::{AlarmInfo, IommuInfo};
+use devices::vfio::FunctionDescription;
 use devices::virtio::backend::Backend;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::devices::Device;
 use super::end::End;
 use super::error::{RequestError, WAITING_MAX};
-use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, NicSwapped, Pluggable};
+use super::passthrough::{Function, Passthrough};
+use super::pluggable::{
+    DeviceConfig, DeviceKind, DiskStatus, NicStatus, NicSwapped, Pluggable, VfioStatus,
+};
 use super::saved::SavedMachine;
 use super::status_publisher::{DeviceStatus, Resources, RunState, StatusPublisher, UpgradeStatus};
 use crate::console::ConsoleLoss;
@@ -31,6 +35,15 @@ pub(super) enum Request<M> {
     Plug {
         device: Device,
         answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
+    },
+    /// Plug this opened function of the host.
+    PlugFunction {
+        function: Function,
+        answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
+    },
+    /// Return the state of the host's functions, by name.
+    Functions {
+        answer: Answer<BTreeMap<String, FunctionDescription>>,
     },
     /// Ask the guest to eject this device, if it is of this kind.
     Unplug {
@@ -115,6 +128,8 @@ pub(super) struct Shared<M> {
     /// Weak: a handle must not keep the memory of a dropped machine.
     pub(super) ram: Weak<GuestRam>,
     pub(super) ram_end: u64,
+    /// Weak: a handle must not keep the VM.
+    pub(super) passthrough: Weak<Passthrough>,
 }
 
 /// The vmm thread's answer to a [`Request::Swap`].
@@ -135,11 +150,15 @@ pub(super) struct Requests<M> {
 
 impl<M> Requests<M> {
     /// Creates a queue for the machine with this memory, which ends at `ram_end`: see
-    /// [`devices::open`](super::devices::open).
+    /// [`devices::open`](super::devices::open). `passthrough` opens functions for it.
     ///
     /// # Errors
     /// The process has no free descriptor.
-    pub(super) fn new(ram: &Arc<GuestRam>, ram_end: u64) -> io::Result<Self> {
+    pub(super) fn new(
+        ram: &Arc<GuestRam>,
+        ram_end: u64,
+        passthrough: Weak<Passthrough>,
+    ) -> io::Result<Self> {
         let (requests, queue) = mpsc::sync_channel(WAITING_MAX);
         let shared = Arc::new(Shared {
             requests,
@@ -147,6 +166,7 @@ impl<M> Requests<M> {
             publisher: StatusPublisher::default(),
             ram: Arc::downgrade(ram),
             ram_end,
+            passthrough,
         });
         Ok(Self { queue, shared })
     }
@@ -168,11 +188,17 @@ impl<M> Requests<M> {
         self.shared.publisher.status.lock().run
     }
 
-    /// Publishes the current NICs and disks.
-    pub(super) fn publish_devices(&self, nics: Vec<NicStatus>, disks: Vec<DiskStatus>) {
+    /// Publishes the current NICs, disks and functions of the host.
+    pub(super) fn publish_devices(
+        &self,
+        nics: Vec<NicStatus>,
+        disks: Vec<DiskStatus>,
+        vfio: Vec<VfioStatus>,
+    ) {
         self.shared.publisher.update(|status| {
             status.nics = nics;
             status.disks = disks;
+            status.vfio = vfio;
         });
     }
 
@@ -221,6 +247,7 @@ impl<M> Drop for Requests<M> {
         self.shared.publisher.update(|status| {
             status.nics.clear();
             status.disks.clear();
+            status.vfio.clear();
             status.alarms.clear();
             status.run = RunState::Ended;
         });

@@ -15,8 +15,8 @@
 //! A machine that is saved or sent cannot change its devices. Its removed devices are closed all
 //! the same, because the host waits. The guest is asked to eject them afterwards.
 //!
-//! For a function by VFIO the kernel does ask. The guest ejects it, or it is removed after 10 s
-//! (`device_manager/attached.rs`).
+//! For a function by VFIO the kernel does ask, by an eventfd. The guest ejects it, or it is removed
+//! after 10 s (`device_manager/attached.rs`). Another eventfd reports its errors.
 //!
 //! Owns these steps. It must not know how a device is recognized as removed.
 
@@ -30,7 +30,7 @@ use super::parts::Machine;
 impl Machine {
     /// Looks for devices that the host removes, and closes them.
     pub(super) fn check_removals(&mut self) {
-        self.check_wanted_back();
+        self.check_functions();
         for number in self.device_manager.removed() {
             if self.device_manager.is_failing_over(number) {
                 continue;
@@ -62,10 +62,14 @@ impl Machine {
         }
     }
 
-    /// Gives back functions that the host wants. A machine with such a function is neither saved
-    /// nor sent, so its devices may change.
-    fn check_wanted_back(&mut self) {
+    /// Gives back functions that the host wants, and publishes errors of functions. A machine with
+    /// such a function is neither saved nor sent, so its devices may change.
+    pub(super) fn check_functions(&mut self) {
+        let errors = self.device_manager.check_errors();
         let (asked, overdue) = self.device_manager.wanted_back();
+        if errors || !asked.is_empty() {
+            self.publish();
+        }
         for (id, slot) in asked {
             tracing::warn!(%id, %slot, "the host wants the VFIO device back: the guest ejects it");
             self.hotplug.request_removal(slot);
@@ -77,6 +81,9 @@ impl Machine {
         let is_overdue = |slot: Slot| overdue.contains(&slot);
         if self.device_manager.detach(&self.events, is_overdue) > 0 {
             self.publish();
+        }
+        for slot in overdue {
+            self.hotplug.forget(slot);
         }
     }
 

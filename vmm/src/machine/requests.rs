@@ -5,12 +5,14 @@
 use std::path::PathBuf;
 
 use devices::legacy::power::PowerRequest;
+use devices::pci::Slot;
 use devices::virtio::pci::VirtioPciDevice;
 use vdpa::causes::in_one_line;
 
 use super::devices::Device;
 use super::error::RequestError;
 use super::parts::Machine;
+use super::passthrough::Function;
 use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
 use super::queue::{Action, Request};
 use super::quiesced::QuiescedFor;
@@ -29,6 +31,12 @@ impl Machine {
             }
             let _ = match request {
                 Request::Plug { device, answer } => answer.send(self.plug(device)).is_ok(),
+                Request::PlugFunction { function, answer } => {
+                    answer.send(self.plug_function(function)).is_ok()
+                }
+                Request::Functions { answer } => {
+                    answer.send(self.device_manager.functions()).is_ok()
+                }
                 Request::Unplug { id, kind, answer } => answer.send(self.unplug(&id, kind)).is_ok(),
                 Request::Swap { device, answer } => answer.send(self.swap(device)).is_ok(),
                 Request::FailOver {
@@ -125,14 +133,35 @@ impl Machine {
     }
 
     fn plug(&mut self, device: Device) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        let id = device.id.clone();
+        self.ensure_pluggable(&id)?;
+        let slot = self.device_manager.attach(device, None, &self.events)?;
+        self.plugged(id, slot)
+    }
+
+    fn plug_function(
+        &mut self,
+        function: Function,
+    ) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        // With a function it cannot be saved, so the saved state would be wrong.
+        self.ensure_not_quiesced()?;
+        let id = function.config.name();
+        self.ensure_pluggable(&id)?;
+        let slot = self.device_manager.attach_vfio(function, &self.events)?;
+        self.plugged(id, slot)
+    }
+
+    fn ensure_pluggable(&mut self, id: &str) -> Result<(), RequestError> {
         self.ensure_not_migrating()?;
         // A device that the guest has already ejected releases its name and slot.
         self.take_ejected();
-        let id = device.id.clone();
-        if self.device_manager.has(&id) {
-            return Err(RequestError::IdInUse(id));
+        if self.device_manager.has(id) {
+            return Err(RequestError::IdInUse(id.to_owned()));
         }
-        let slot = self.device_manager.attach(device, None, &self.events)?;
+        Ok(())
+    }
+
+    fn plugged(&self, id: String, slot: Slot) -> Result<Pluggable<DeviceConfig>, RequestError> {
         self.hotplug.announce(slot);
         self.publish();
         tracing::info!(%id, %slot, "device plugged in");

@@ -242,13 +242,15 @@ impl Machine {
                     .connection(&mut self.input, &self.events);
             }
             Token::Device { device, token } => {
-                // None if the device was removed after the kernel reported the event.
-                let failed = self
-                    .device_manager
-                    .device(device)
-                    .map(|one| one.process(token));
-                if failed == Some(true) {
-                    self.begin_failover(device, "the device has failed");
+                match self.device_manager.device(device) {
+                    Some(one) => {
+                        if one.process(token) {
+                            self.begin_failover(device, "the device has failed");
+                        }
+                    }
+                    // A function of the host, or a device that was removed after the kernel
+                    // reported the event.
+                    None => self.check_functions(),
                 }
             }
         }

@@ -21,12 +21,12 @@ use devices::virtio::iommu::DomainsState;
 
 use super::error::{RequestError, SnapshotError};
 use super::parts::Machine;
-use super::pluggable::{DiskStatus, NicStatus};
+use super::pluggable::{DiskStatus, NicStatus, VfioStatus};
 use super::quiesced::{Arrived, Quiesced, QuiescedFor};
 use super::saved::{SavedDevice, SavedMachine, SavedPlatform};
 use super::status_publisher::RunState;
 use crate::Error;
-use crate::config::{VfioConfig, VmConfig};
+use crate::config::VmConfig;
 use crate::kvm::saved::{ClockPolicy, VmState};
 use crate::vcpu::VcpuState;
 
@@ -147,7 +147,7 @@ impl Machine {
         Ok((self.vm.save()?, self.vcpus.save()?))
     }
 
-    /// Returns the configuration with the current NICs and disks.
+    /// Returns the configuration with the current pluggable devices.
     pub(super) fn config_now(&self) -> VmConfig {
         let mut config = self.config.clone();
         // vDPA devices other than NICs are not hot-pluggable.
@@ -158,8 +158,8 @@ impl Machine {
         });
         let nics: Vec<NicStatus> = self.device_manager.pluggable();
         config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
-        let has = |function: &VfioConfig| self.device_manager.has(&function.name());
-        config.vfio.retain(has);
+        let vfio: Vec<VfioStatus> = self.device_manager.pluggable();
+        config.vfio = vfio.into_iter().map(|function| function.config).collect();
         let disks: Vec<DiskStatus> = self.device_manager.pluggable();
         config.disks = disks.into_iter().map(|disk| disk.config).collect();
         config

@@ -11,7 +11,7 @@ use devices::virtio::pci::DeviceDescription;
 use parking_lot::Mutex;
 
 use super::end::End;
-use super::pluggable::{DiskStatus, NicStatus};
+use super::pluggable::{DiskStatus, NicStatus, VfioStatus};
 use crate::kvm::msi::MsiCounts;
 
 /// A device of a machine, removable or not.
@@ -83,6 +83,8 @@ pub struct MachineStatus {
     pub alarms: Vec<AlarmInfo>,
     /// All its disks.
     pub disks: Vec<DiskStatus>,
+    /// All functions of the host that it has.
+    pub vfio: Vec<VfioStatus>,
     /// Why its run ended; `None` until then, and while it runs again.
     pub end: Option<End>,
     /// Its upgrades.
@@ -90,9 +92,14 @@ pub struct MachineStatus {
 }
 
 impl MachineStatus {
-    /// Whether a NIC or a disk has this name.
+    /// Whether a pluggable device has this name.
     pub(super) fn has(&self, id: &str) -> bool {
-        self.nics.iter().any(|nic| nic.id == id) || self.disks.iter().any(|disk| disk.id == id)
+        let nics = self.nics.iter().map(|nic| &nic.id);
+        let disks = self.disks.iter().map(|disk| &disk.id);
+        let mut all = nics
+            .chain(disks)
+            .chain(self.vfio.iter().map(|vfio| &vfio.id));
+        all.any(|other| other == id)
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use bellhop_api::machine::{AlarmKind, DeviceInfo, NicInfo, PlugPhase, QueueInfo};
+use bellhop_api::machine::{DeviceInfo, NicInfo, PlugPhase, QueueInfo};
 use bellhop_api::node::{Desired, Role, Vm, VmPhase};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -290,7 +290,7 @@ fn write_alarms(text: &mut Text, samples: &[Sample]) {
                 .any(|nic| nic.id == *device);
             let label = match alarm {
                 _ if is_nic => "nic",
-                AlarmKind::Refused => "device",
+                _ if alarm.is_of_other_device() => "device",
                 _ => "disk",
             };
             let (queue, alarm) = (queue.to_string(), format!("{alarm:?}"));

@@ -3,7 +3,7 @@
 //! Owns the types of changes and results.
 
 use axum::http::StatusCode;
-use bellhop_api::machine::{AlarmInfo, AlarmKind, End, Place, VmState};
+use bellhop_api::machine::{AlarmInfo, End, Place, VmState};
 use bellhop_api::node::{DeviceId, Event, EventChange, NicId, OperationKind, OperationPhase};
 
 use super::spec::VmName;
@@ -175,7 +175,7 @@ impl Change {
                 } = alarm;
                 let cause = detail.as_ref().map(|why| format!(": {why}"));
                 let cause = cause.unwrap_or_default();
-                let is_disk = !is_nic && *alarm != AlarmKind::Refused;
+                let is_disk = !is_nic && !alarm.is_of_other_device();
                 Event {
                     nic: is_nic.then(|| device.clone()),
                     disk: is_disk.then(|| device.clone()),
@@ -245,7 +245,7 @@ pub(crate) enum Removed {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_api::machine::EndReason;
+    use bellhop_api::machine::{AlarmKind, EndReason};
     use serde_json::{Value, json};
 
     use super::*;

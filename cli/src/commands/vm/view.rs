@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bellhop_api::machine::{AlarmInfo, AlarmKind};
+use bellhop_api::machine::AlarmInfo;
 use bellhop_api::node::{Vm, VmPhase};
 use bellhop_common::text::printable;
 use serde_json::{Map, Value};
@@ -51,8 +51,8 @@ pub(crate) fn health(vm: &Vm) -> Option<String> {
 /// A queue that hangs: `q1 STUCK`. For the guest's IOMMU: `REFUSED`.
 fn hanging(alarm: &AlarmInfo) -> String {
     let what = format!("{:?}", alarm.alarm).to_uppercase();
-    // The guest's IOMMU has one queue for requests.
-    if alarm.alarm == AlarmKind::Refused {
+    // The guest's IOMMU has one queue for requests, and a function of the host none.
+    if alarm.alarm.is_of_other_device() {
         return what;
     }
     format!("q{} {what}", alarm.queue)

@@ -259,6 +259,23 @@ fn a_reset_forgets_questions_but_not_answers() {
 }
 
 #[test]
+fn a_late_ejection_spares_the_next_function_of_the_slot() {
+    let rig = Rig::new();
+    let [slow, other] = [(); 2].map(|()| rig.bus.add(None, Plain::new()).unwrap());
+    rig.hotplug.request_removal(slow);
+    rig.hotplug.request_removal(other);
+    // The guest was too slow.
+    rig.bus.remove(slow);
+    rig.hotplug.forget(slow);
+    assert_eq!(rig.register(HOTPLUG_REMOVAL), bit(other));
+    assert_eq!(rig.bus.add(None, Plain::new()).unwrap(), slow);
+    rig.set(HOTPLUG_EJECT, bit(slow));
+    assert_eq!(rig.occupied(), bit(slow) | bit(other));
+    rig.set(HOTPLUG_EJECT, bit(other));
+    assert_eq!(rig.hotplug.take_ejected(), [other]);
+}
+
+#[test]
 fn odd_accesses_are_harmless() {
     let rig = Rig::new();
     let slot = rig.bus.add(None, Plain::new()).unwrap();

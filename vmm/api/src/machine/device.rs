@@ -115,9 +115,20 @@ described! {
         Inconsistent,
         /// Of the request queue of the guest's IOMMU: a request was refused less than a minute ago.
         Refused,
+        /// A PCI function of the host has reported an uncorrectable error, and was not reset since.
+        /// The queue is 0.
+        DeviceError,
         /// A word of a later version.
         #[serde(other, skip_serializing)]
         Unknown,
+    }
+}
+
+impl AlarmKind {
+    /// Whether it is about a device of the VM that is neither a NIC nor a disk.
+    #[must_use]
+    pub fn is_of_other_device(self) -> bool {
+        matches!(self, Self::Refused | Self::DeviceError)
     }
 }
 

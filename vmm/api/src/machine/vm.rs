@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{AlarmInfo, DiskSummary, NicSummary};
+use super::{AlarmInfo, DiskSummary, NicSummary, VfioSummary};
 
 described! {
     /// State of the machine.
@@ -118,6 +118,10 @@ pub struct VmStatus {
     #[serde(default)]
     #[schema(required)]
     pub disks: Vec<DiskSummary>,
+    /// The PCI functions of the host that it has, once it is built.
+    #[serde(default)]
+    #[schema(required)]
+    pub vfio: Vec<VfioSummary>,
     /// Queues with an alarm, which is announced after the time in `ring_watch`.
     #[serde(default)]
     #[schema(required)]

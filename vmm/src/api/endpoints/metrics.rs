@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use axum::extract::State;
 use bellhop_api::machine::{DeviceInfo, IommuInfo, PlugPhase, VmState, VmStatus};
 use bellhop_api::responses::HostErrors;
+use devices::vfio::FunctionDescription;
 
 use super::state::Api;
 use crate::api::error::ApiError;
@@ -55,6 +56,10 @@ fn view(text: &mut Text, view: &VmStatus) {
     for disk in &view.disks {
         disks.sample(&[("disk", &disk.id)], is_plugged(disk.state));
     }
+    let mut functions = text.gauge("bellhop_vfio_plugged", help);
+    for function in &view.vfio {
+        functions.sample(&[("function", &function.id)], is_plugged(function.state));
+    }
 }
 
 fn iommu(text: &mut Text, info: &IommuInfo) {
@@ -75,6 +80,44 @@ fn iommu(text: &mut Text, info: &IommuInfo) {
     }
 }
 
+fn functions(text: &mut Text, functions: &BTreeMap<String, FunctionDescription>) {
+    let help = "MSI-X vectors of a PCI function of the host that are connected to the guest";
+    let mut vectors = text.gauge("bellhop_vfio_vectors", help);
+    for (id, function) in functions {
+        vectors.sample(&[("function", id)], function.connected.into());
+    }
+    let help = "Bytes of its BARs that the guest reaches without an exit";
+    let mut mapped = text.gauge("bellhop_vfio_mapped_bytes", help);
+    for (id, function) in functions {
+        let areas = function.areas.iter();
+        let areas = areas.filter(|area| area.address.is_some());
+        mapped.sample(&[("function", id)], areas.map(|area| area.size).sum());
+    }
+    let help = "1 while it has reported an uncorrectable error and was not reset since";
+    let mut failed = text.gauge("bellhop_vfio_failed", help);
+    for (id, function) in functions {
+        failed.sample(&[("function", id)], function.failed.into());
+    }
+    let help = "Accesses to its BARs that exited; accesses and resets that the host rejected; \
+                accesses that it did not answer; its resets; requests of the host for it; its \
+                uncorrectable errors";
+    let mut total = text.counter("bellhop_vfio_total", help);
+    for (id, function) in functions {
+        let [reads, writes] = function.trapped;
+        for (what, value) in [
+            ("trapped_reads", reads),
+            ("trapped_writes", writes),
+            ("failures", function.failures),
+            ("faults", function.faults),
+            ("resets", function.resets),
+            ("host_requests", function.requests),
+            ("errors", function.errors),
+        ] {
+            total.sample(&[("function", id), ("what", what)], value);
+        }
+    }
+}
+
 fn is_plugged(state: PlugPhase) -> u64 {
     u64::from(state == PlugPhase::Plugged)
 }
@@ -86,6 +129,7 @@ struct Counted {
     devices: Vec<(String, DeviceInfo)>,
     console: ConsoleLoss,
     iommu: Option<IommuInfo>,
+    functions: BTreeMap<String, FunctionDescription>,
 }
 
 impl Counted {
@@ -98,6 +142,7 @@ impl Counted {
             devices: devices.collect(),
             console: machine.console_loss()?,
             iommu: machine.iommu()?,
+            functions: machine.functions()?,
         })
     }
 
@@ -118,6 +163,9 @@ impl Counted {
         .sample(&[("to", "client")], self.console.clients);
         if let Some(info) = &self.iommu {
             iommu(text, info);
+        }
+        if !self.functions.is_empty() {
+            functions(text, &self.functions);
         }
         let mut held = text.gauge("bellhop_kvm_held", "KVM resources of the machine");
         for (what, value) in [

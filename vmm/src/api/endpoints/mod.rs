@@ -14,6 +14,7 @@ mod restore;
 mod snapshot;
 mod state;
 mod upgrade;
+mod vfio;
 mod vm;
 mod watch;
 
@@ -76,6 +77,10 @@ crate::endpoints! {
     disk::put,
     disk::change,
     disk::remove,
+    vfio::list,
+    vfio::show,
+    vfio::put,
+    vfio::remove,
     iommu::show,
     metrics::show,
     self::openapi,

@@ -1,5 +1,5 @@
-//! The common part of the endpoints of NICs and disks: pluggable devices, which belong to the
-//! configuration before boot and to the VM afterwards.
+//! The common part of the endpoints of NICs, disks and functions of the host: pluggable devices,
+//! which belong to the configuration before boot and to the VM afterwards.
 //!
 //! Owns the choice between these two, and the effect of each method. It must not know the
 //! configuration of a kind of device, nor its description. A plugged device cannot change, except
@@ -10,14 +10,14 @@ use std::sync::Arc;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use bellhop_api::machine::{DeviceInfo, DiskInfo, NicInfo};
+use bellhop_api::machine::{DeviceInfo, DiskInfo, NicInfo, VfioInfo};
 use serde::Serialize;
 
 use crate::api::controller::Controller;
 use crate::api::error::ApiError;
-use crate::config::{DiskConfig, VdpaConfig, VmConfig};
+use crate::config::{DiskConfig, VdpaConfig, VfioConfig, VmConfig};
 use crate::http::HttpError;
-use crate::machine::{DiskStatus, Handle, NicStatus, Pluggable, RequestError};
+use crate::machine::{DiskStatus, Handle, NicStatus, Pluggable, RequestError, VfioStatus};
 
 /// A kind of pluggable device, implemented by its configuration.
 pub(super) trait Kind: Clone + PartialEq + Send + 'static {
@@ -91,6 +91,34 @@ impl Kind for DiskConfig {
     }
 }
 
+impl Kind for VfioConfig {
+    type Info = VfioInfo;
+
+    fn list(config: &mut VmConfig) -> &mut Vec<Self> {
+        &mut config.vfio
+    }
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn plugged(&self) -> Self {
+        self.clone()
+    }
+
+    fn find(machine: &Handle, id: &str) -> Option<VfioStatus> {
+        machine.vfio(id)
+    }
+
+    fn plug(&self, machine: &Handle, _id: &str) -> Result<VfioStatus, RequestError> {
+        machine.plug_vfio(self)
+    }
+
+    fn unplug(machine: &Handle, id: &str) -> Result<VfioStatus, RequestError> {
+        machine.unplug_vfio(id)
+    }
+}
+
 /// The current state of a device; its configuration contains its name.
 #[derive(Debug)]
 pub(super) enum Known<C> {
@@ -122,6 +150,9 @@ fn name_all(config: &mut VmConfig) {
     }
     for (number, disk) in config.disks.iter_mut().enumerate() {
         disk.id = Some(disk.name(number));
+    }
+    for function in &mut config.vfio {
+        function.id = Some(function.name());
     }
 }
 
@@ -182,7 +213,8 @@ fn configure<C: Kind>(
     let at = position::<C>(&mut named, &id);
     let is_nic = position::<VdpaConfig>(&mut named, &id).is_some();
     let is_disk = position::<DiskConfig>(&mut named, &id).is_some();
-    if at.is_none() && (is_nic || is_disk) {
+    let is_vfio = position::<VfioConfig>(&mut named, &id).is_some();
+    if at.is_none() && (is_nic || is_disk || is_vfio) {
         return Err(RequestError::IdInUse(id).into());
     }
     let devices = C::list(&mut named);

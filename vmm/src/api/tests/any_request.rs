@@ -15,6 +15,7 @@ fn path() -> impl Strategy<Value = String> {
         "/v1/vm/upgrade",
         "/v1/vm/nics",
         "/v1/vm/disks",
+        "/v1/vm/vfio",
         "/v1/vm/watch",
         "/v1/metrics",
         "/v1/openapi.json",

@@ -14,7 +14,7 @@ use crate::http::request_rules::testing::unenforced;
 /// The copy in the repository.
 const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
 
-const TAGS: [Tag; 6] = [
+const TAGS: [Tag; 7] = [
     Tag {
         name: "machine",
         about: "The machine as a whole: its configuration, state and power.",
@@ -29,6 +29,11 @@ const TAGS: [Tag; 6] = [
         name: "disks",
         about: "Its disks.",
         paths: &["/v1/vm/disks"],
+    },
+    Tag {
+        name: "vfio",
+        about: "Its PCI functions of the host, by VFIO.",
+        paths: &["/v1/vm/vfio"],
     },
     Tag {
         name: "migration",

@@ -341,6 +341,113 @@ fn disks_of_a_running_machine_are_its_own() {
 }
 
 #[test]
+fn functions_are_configured_before_boot() {
+    let inside = Inside::new(None);
+    let config = r#"{"kernel": "k", "vfio": [{"host": "0000:03:10.1"}], "vdpa": [{"path": "/n"}]}"#;
+    inside.done("PUT", "/v1/vm", config);
+    let first = inside.get("/v1/vm/vfio")["items"][0].clone();
+    assert_eq!(first["id"], "0000:03:10.1", "{first}");
+    assert_eq!(first["path"], "/sys/bus/pci/devices/0000:03:10.1");
+    assert_eq!(
+        (&first["state"], &first["function"]),
+        (&json!("Configured"), &Value::Null)
+    );
+    assert_eq!(inside.get("/v1/vm/vfio/0000:03:10.1"), first);
+    let put = |id: &str, body: &str| inside.ask("PUT", &format!("/v1/vm/vfio/{id}"), body).0;
+    assert_eq!(put("new", r#"{"host": "0000:03:10.2"}"#), 201);
+    assert_eq!(put("new", r#"{"path": "/sys/a", "allow_pf": true}"#), 200);
+    for (method, path, body, expected) in [
+        (
+            "PUT",
+            "new",
+            r#"{"host": "0000:03:10.2", "id": "x"}"#,
+            (422, "invalid_body"),
+        ),
+        (
+            "PUT",
+            "new",
+            r#"{"host": "03:10.2"}"#,
+            (422, "invalid_body"),
+        ),
+        ("PUT", "new", "{}", (422, "invalid_body")),
+        (
+            "PUT",
+            "n",
+            r#"{"host": "0000:03:10.2"}"#,
+            (409, "id_in_use"),
+        ),
+        ("DELETE", "n", "", (404, "no_such_device")),
+        ("GET", "n", "", (404, "no_such_device")),
+    ] {
+        inside.refused(method, &format!("/v1/vm/vfio/{path}"), body, expected);
+    }
+    inside.refused(
+        "PUT",
+        "/v1/vm/nics/new",
+        r#"{"path": "/d"}"#,
+        (409, "id_in_use"),
+    );
+    inside.done("DELETE", "/v1/vm/vfio/0000:03:10.1", "");
+    let config = inside.get("/v1/vm/config");
+    assert_eq!(
+        config["vfio"],
+        json!([{"path": "/sys/a", "id": "new", "allow_pf": true}])
+    );
+}
+
+#[test]
+fn functions_of_a_running_machine_are_its_own() {
+    let inside = Inside::running();
+    let function = inside.get("/v1/vm/vfio/vf");
+    assert_eq!(function["state"], "Plugged", "{function}");
+    assert_eq!(function["function"]["driver"], "vfio-pci");
+    assert_eq!(function["function"]["connected_vectors"], 2);
+    assert_eq!(inside.get("/v1/vm/vfio")["items"], json!([function]));
+    assert_eq!(inside.get("/v1/vm")["vfio"][0]["id"], "vf");
+    let config = inside.get("/v1/vm/config");
+    assert_eq!(
+        config["vfio"],
+        json!([{"host": "0000:03:10.1", "id": "vf"}])
+    );
+    let same = r#"{"host": "0000:03:10.1"}"#;
+    assert_eq!(inside.ask("PUT", "/v1/vm/vfio/vf", same).0, 200);
+    for (method, path, body, expected) in [
+        (
+            "PUT",
+            "vf",
+            r#"{"host": "0000:03:10.2"}"#,
+            (409, "id_in_use"),
+        ),
+        ("PUT", "nic", same, (409, "id_in_use")),
+        ("GET", "nic", "", (404, "no_such_device")),
+        ("DELETE", "nic", "", (409, "not_a_vfio_device")),
+        ("DELETE", "none", "", (404, "no_such_device")),
+    ] {
+        inside.refused(method, &format!("/v1/vm/vfio/{path}"), body, expected);
+    }
+    inside.refused("DELETE", "/v1/vm/disks/vf", "", (409, "not_a_disk"));
+    let metrics = inside.get("/v1/metrics");
+    let metrics = metrics.as_str().unwrap();
+    for line in [
+        "bellhop_vfio_plugged{function=\"vf\"} 1",
+        "bellhop_vfio_vectors{function=\"vf\"} 2",
+        "bellhop_vfio_mapped_bytes{function=\"vf\"} 16384",
+        "bellhop_vfio_failed{function=\"vf\"} 0",
+        "bellhop_vfio_total{function=\"vf\",what=\"trapped_reads\"} 11",
+        "bellhop_vfio_total{function=\"vf\",what=\"errors\"} 17",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    let (status, function) = inside.ask("DELETE", "/v1/vm/vfio/vf", "");
+    assert_eq!(
+        (status, &function["state"]),
+        (202, &json!("UnplugRequested"))
+    );
+    let listed = inside.get("/v1/vm/vfio");
+    assert_eq!(listed["items"][0]["state"], "UnplugRequested");
+}
+
+#[test]
 fn an_ended_machine_reports_its_end() {
     let mut inside = Inside::running();
     assert_eq!(inside.get("/v1/vm")["end"], Value::Null);

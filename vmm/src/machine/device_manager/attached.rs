@@ -9,14 +9,18 @@
 //!                                        +────────────────────────────────+
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bellhop_api::machine::{AlarmInfo, AlarmKind};
 use devices::pci::{PciFunction, Slot};
-use devices::vfio::VfioPciDevice;
+use devices::vfio::{FunctionDescription, VfioPciDevice};
+use devices::virtio::backend::Event;
 use devices::virtio::pci::VirtioPciDevice;
 
 use super::super::error::RequestError;
+use super::super::pluggable::PlugPhase;
 use super::{DeviceManager, Entry};
 
 /// How long the guest may take to eject a function that the host wants back.
@@ -40,6 +44,14 @@ impl Attached {
         match self {
             Self::Virtio(device) => device.clone(),
             Self::Vfio(device) => device.clone(),
+        }
+    }
+
+    /// The descriptors that the event loop polls.
+    pub(super) fn events(&self) -> Vec<Event> {
+        match self {
+            Self::Virtio(device) => device.events().to_vec(),
+            Self::Vfio(device) => device.events().to_vec(),
         }
     }
 
@@ -70,6 +82,9 @@ impl DeviceManager {
             match entry.wanted_back {
                 None if wanted => {
                     entry.wanted_back = Some(Instant::now());
+                    if let Some(removable) = &mut entry.removable {
+                        removable.state = PlugPhase::UnplugRequested;
+                    }
                     asked.push((entry.id.clone(), entry.slot));
                 }
                 Some(since) if since.elapsed() > EJECT => overdue.push(entry.slot),
@@ -77,6 +92,46 @@ impl DeviceManager {
             }
         }
         (asked, overdue)
+    }
+
+    /// Looks for errors that functions have reported. Returns whether an alarm began or ended.
+    pub(in super::super) fn check_errors(&mut self) -> bool {
+        let mut changed = false;
+        for entry in self.entries.values_mut() {
+            let Attached::Vfio(device) = &entry.device else {
+                continue;
+            };
+            if device.take_error() {
+                tracing::error!(
+                    id = %entry.id,
+                    "the VFIO device has reported an uncorrectable error; a reset by its driver, \
+                     or of the machine, may help"
+                );
+            }
+            changed |= entry.failed != device.has_failed();
+            entry.failed = device.has_failed();
+        }
+        changed
+    }
+
+    /// Returns the alarms about functions with errors.
+    pub(super) fn errors(&self) -> impl Iterator<Item = AlarmInfo> {
+        let failed = self.entries.values().filter(|entry| entry.failed);
+        failed.map(|entry| AlarmInfo {
+            device: entry.id.clone(),
+            queue: 0,
+            alarm: AlarmKind::DeviceError,
+            detail: Some("the function has reported an uncorrectable error (AER)".to_owned()),
+        })
+    }
+
+    /// Returns the state of all functions of the host, by name.
+    pub(in super::super) fn functions(&self) -> BTreeMap<String, FunctionDescription> {
+        let describe = |entry: &Entry| match &entry.device {
+            Attached::Virtio(_) => None,
+            Attached::Vfio(device) => Some((entry.id.clone(), device.describe())),
+        };
+        self.entries.values().filter_map(describe).collect()
     }
 
     /// Fails if the machine has a function of the host.

@@ -1,5 +1,6 @@
 //! Tests of queue and status without a machine: a thread answers in its place.
 
+use std::sync::Weak;
 use std::thread;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ fn ram() -> Arc<GuestRam> {
 }
 
 fn requests(ram: &Arc<GuestRam>) -> Requests<Machine> {
-    Requests::new(ram, 16 << 20).unwrap()
+    Requests::new(ram, 16 << 20, Weak::new()).unwrap()
 }
 
 fn nic(id: &str, serial: u64) -> NicStatus {
@@ -125,11 +126,11 @@ fn the_status_shows_changes_and_the_end() {
     let ram = ram();
     let requests = requests(&ram);
     let handle = requests.handle();
-    requests.publish_devices(vec![nic("a", 1)], Vec::new());
+    requests.publish_devices(vec![nic("a", 1)], Vec::new(), Vec::new());
     let first = handle.status();
     assert_eq!((first.generation, first.run), (1, RunState::Off));
     // An identical status is no change.
-    requests.publish_devices(vec![nic("a", 1)], Vec::new());
+    requests.publish_devices(vec![nic("a", 1)], Vec::new(), Vec::new());
     assert_eq!(handle.status(), first);
     assert_eq!(handle.nic("a"), Some(nic("a", 1)));
     assert_eq!(handle.nic("b"), None);
@@ -155,7 +156,7 @@ fn listeners_see_every_change_in_order() {
         }
     });
     requests.publish_boot(false);
-    requests.publish_devices(vec![nic("a", 1)], Vec::new());
+    requests.publish_devices(vec![nic("a", 1)], Vec::new(), Vec::new());
     requests.publish_run(RunState::Paused);
     requests.publish_run(RunState::Paused);
     requests.publish_boot(true);
@@ -179,13 +180,13 @@ fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
     let ram = ram();
     let requests = requests(&ram);
     let handle = requests.handle();
-    requests.publish_devices(vec![nic("nic", 1)], Vec::new());
+    requests.publish_devices(vec![nic("nic", 1)], Vec::new(), Vec::new());
     let error = handle.plug_nic(&config("/dev/null")).unwrap_err();
     assert_eq!(
         error.to_string(),
         "the machine has a device nic already; choose another id"
     );
-    requests.publish_devices(Vec::new(), Vec::new());
+    requests.publish_devices(Vec::new(), Vec::new(), Vec::new());
     for path in ["/nonexistent/vhost-vdpa-0", "/dev/null"] {
         let error = handle.plug_nic(&config(path)).unwrap_err();
         assert_eq!(error.to_string(), "cannot use vDPA device nic");

@@ -219,7 +219,9 @@ fn tell(id: &str, queue: u16, event: Event) {
                      guest's driver is broken or hostile"
                 }
                 // Not of a ring.
-                AlarmKind::Refused | AlarmKind::Unknown => "has an unknown fault",
+                AlarmKind::Refused | AlarmKind::DeviceError | AlarmKind::Unknown => {
+                    "has an unknown fault"
+                }
             };
             tracing::warn!(device = %id, queue, "queue {queue} of {id} {what}");
         }

@@ -221,7 +221,7 @@ fn phase(alarm: AlarmKind) -> WatchPhase {
         AlarmKind::Stuck => WatchPhase::Stuck,
         AlarmKind::DriverStalled => WatchPhase::DriverStalled,
         AlarmKind::Inconsistent => WatchPhase::Inconsistent,
-        AlarmKind::Refused | AlarmKind::Unknown => WatchPhase::Unknown,
+        AlarmKind::Refused | AlarmKind::DeviceError | AlarmKind::Unknown => WatchPhase::Unknown,
     }
 }
 

@@ -239,7 +239,8 @@ const OPENS_FUNCTIONS: Calls = calls! {
         || vfio(0), || vfio(1), || vfio(2), || vfio(3), || vfio(4), || vfio(5), || vfio(6),
         || vfio(7), || vfio(8), || vfio(9), || vfio(12), || vfio(13), || vfio(14),
     ])] => "containers, groups, the properties of a function, guest RAM for it";
-    SYS_ioctl [ioctl_of(&[KVM_CREATE_DEVICE])] => "KVM's device for VFIO, before a guest runs";
+    SYS_ioctl [ioctl_of(&[KVM_CREATE_DEVICE, KVM_SET_DEVICE_ATTR])] =>
+        "KVM's device for VFIO, and the groups in it";
 };
 
 /// The disks' I/O.
@@ -444,6 +445,8 @@ impl Thread {
                 &[
                     FILES,
                     DEVICES,
+                    FUNCTIONS,
+                    OPENS_FUNCTIONS,
                     DISKS,
                     CONNECTION,
                     LISTEN,
@@ -462,7 +465,7 @@ impl Thread {
             Self::Stop => (&[EVENT_LOOP], &[]),
             Self::Failover => (&[FILES, DEVICES], &[]),
             Self::Vmm => (
-                &[MACHINE, OPENS_FUNCTIONS, LISTEN, STARTS_THREADS],
+                &[MACHINE, LISTEN, STARTS_THREADS],
                 &[
                     Self::Vcpu,
                     Self::Api,

@@ -1,0 +1,97 @@
+//! Opens functions of the host for the machine, on any thread.
+//!
+//! Owns KVM's device for VFIO, of which a VM has at most one, and the address space that all open
+//! functions share while there is one. It must not know which functions the guest has.
+
+use std::sync::{Arc, Weak};
+
+use devices::vfio::{Dma, HostFunction, VfioOptions};
+use devices::virtio::backend::SharedMemory;
+use kvm_ioctls::VmFd;
+use parking_lot::Mutex;
+use vfio_ioctls::VfioDeviceFd;
+
+use crate::config::VfioConfig;
+use crate::host::Host;
+use crate::{Error, kvm};
+
+/// An open function, before it is attached.
+#[derive(Debug)]
+pub(super) struct Function {
+    /// Its configuration. Its `id` is set.
+    pub(super) config: VfioConfig,
+    pub(super) host: HostFunction,
+    /// The NUMA node of the host to which it is attached, if the host reports one.
+    pub(super) numa_node: Option<u16>,
+}
+
+/// See the module.
+pub(super) struct Passthrough {
+    vm: Arc<VmFd>,
+    shared: Mutex<Shared>,
+}
+
+/// What the functions of the machine share.
+#[derive(Default)]
+struct Shared {
+    /// Kept after the last function, since older kernels never let go of it.
+    kvm: Option<Arc<VfioDeviceFd>>,
+    /// Weak, so that the last function unpins guest RAM.
+    dma: Weak<Dma>,
+}
+
+vdpa::opaque_debug!(Passthrough, this => vm: this.vm);
+
+impl Passthrough {
+    pub(super) fn new(vm: Arc<VmFd>) -> Self {
+        Self {
+            vm,
+            shared: Mutex::default(),
+        }
+    }
+
+    /// Opens and resets a function. The first one pins `memory`, which takes long.
+    ///
+    /// # Errors
+    /// The function cannot be given to a guest; the text has the remedy. Nothing has changed.
+    pub(super) fn open(
+        &self,
+        config: &VfioConfig,
+        memory: &SharedMemory,
+    ) -> Result<Function, Error> {
+        let id = config.name();
+        let options = VfioOptions {
+            id: id.clone(),
+            path: config.path.clone(),
+            allow_pf: config.allow_pf,
+        };
+        let dma = self.dma(memory)?;
+        let host = HostFunction::open(&options, &dma).map_err(|source| {
+            Error::unusable(format!("cannot use VFIO device {id}")).because(source)
+        })?;
+        Ok(Function {
+            config: VfioConfig {
+                id: Some(id),
+                ..config.clone()
+            },
+            host,
+            numa_node: Host::new().node_at(&config.path),
+        })
+    }
+
+    fn dma(&self, memory: &SharedMemory) -> Result<Arc<Dma>, Error> {
+        let mut shared = self.shared.lock();
+        if let Some(dma) = shared.dma.upgrade() {
+            return Ok(dma);
+        }
+        let kvm = match &shared.kvm {
+            Some(kvm) => kvm.clone(),
+            None => shared.kvm.insert(kvm::vfio::create(&self.vm)?).clone(),
+        };
+        let dma = Dma::new(kvm, memory.clone());
+        let dma = dma.map_err(|source| Error::unusable("cannot use VFIO").because(source))?;
+        let dma = Arc::new(dma);
+        shared.dma = Arc::downgrade(&dma);
+        Ok(dma)
+    }
+}
