@@ -99,10 +99,11 @@ pub(crate) struct Arguments {
     #[arg(
         long,
         value_name = "OPTIONS",
-        requires = "described",
+        requires = "machine",
         help = "A PCI function of the host, bound to vfio-pci: host=0000:03:10.1 or path=DIRECTORY \
-                in sysfs [,id=NAME][,allow_pf=on] (a function that is not virtual). The VM then \
-                cannot migrate (may be repeated)"
+                in sysfs [,id=NAME][,allow_pf=on] (a function that is not virtual) \
+                [,standby=NIC] (the id of a vDPA NIC with standby=on, without which the VM cannot \
+                migrate). With --receive: plugged when the VM has arrived (may be repeated)"
     )]
     vfio: Vec<VfioConfig>,
 
@@ -175,8 +176,8 @@ pub(crate) struct Arguments {
         group = "machine",
         requires = "api_socket",
         conflicts_with_all = [
-            "cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "iommu", "vfio", "device",
-            "file", "settings", "restore",
+            "cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "iommu", "device", "file",
+            "settings", "restore",
         ]
     )]
     receive: Option<Endpoint>,
@@ -259,6 +260,7 @@ impl Arguments {
                 ReceiveConfig {
                     listen,
                     vdpa: self.vdpa,
+                    vfio: self.vfio,
                     kernel: self.machine.kernel,
                     initramfs: self.machine.initramfs,
                     max_memory: self.max_memory,
@@ -341,6 +343,7 @@ fn vfio_device(text: &str) -> Result<VfioConfig, String> {
         path: options.path,
         id: options.id,
         allow_pf: false,
+        standby: None,
     })
 }
 

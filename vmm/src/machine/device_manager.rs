@@ -41,7 +41,7 @@ use super::passthrough::Function;
 use super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, PlugPhase, Pluggable};
 use super::ring_watch::{DeviceWatch, in_flight};
 use super::status_publisher::DeviceStatus;
-use crate::config::{RingWatch, VdpaConfig};
+use crate::config::{RingWatch, VdpaConfig, VfioConfig};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::numa_warning;
 use crate::kvm::doorbells::KvmDoorbells;
@@ -245,6 +245,7 @@ impl DeviceManager {
         } = function;
         let id = config.name();
         self.ensure_unused(&id)?;
+        self.ensure_standby(&config)?;
         let number = self.free_number()?;
         let slot = self.choose_slot(&id, false, None)?;
         let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
@@ -272,6 +273,25 @@ impl DeviceManager {
         };
         self.entries.insert(number, entry);
         Ok(slot)
+    }
+
+    /// Fails if a function names a NIC that cannot stand by for it.
+    fn ensure_standby(&self, config: &VfioConfig) -> Result<(), Error> {
+        let Some(standby) = &config.standby else {
+            return Ok(());
+        };
+        let mut named = self.entries.values().filter(|entry| entry.id == *standby);
+        let stands_by = named.any(|entry| {
+            let nic = entry.removable.as_ref().map(|removable| &removable.config);
+            matches!(nic, Some(DeviceConfig::Nic(nic)) if nic.standby)
+        });
+        if stands_by {
+            return Ok(());
+        }
+        Err(Error::unusable(format!(
+            "VFIO device {}: its standby {standby:?} is no NIC of the VM with standby=on",
+            config.name()
+        )))
     }
 
     /// The additional state of a new device.

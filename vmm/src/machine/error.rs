@@ -263,7 +263,7 @@ pub enum NotMovable {
     /// Its state is in the device.
     #[error(
         "VFIO device {0} cannot move: its state is in the device; unplug it first (DELETE \
-         /v1/vm/vfio/{0}), or use a vDPA device"
+         /v1/vm/vfio/{0}), or give it a NIC as its standby"
     )]
     PassedThrough(String),
     /// The destination would be built with it, and the guest is about to release it.
@@ -277,7 +277,9 @@ impl NotMovable {
     pub fn remedy(&self) -> String {
         match self {
             Self::Disk(id) => format!("unplug it first: DELETE /v1/vm/disks/{id}"),
-            Self::PassedThrough(id) => format!("unplug it first: DELETE /v1/vm/vfio/{id}"),
+            Self::PassedThrough(id) => format!(
+                "unplug it first (DELETE /v1/vm/vfio/{id}), or give it a NIC as its standby"
+            ),
             Self::Unplugging(_) => "try again when the guest has ejected it".to_owned(),
         }
     }

@@ -618,6 +618,7 @@ impl Host for Machines {
         let wanted = MigrationRequest::Receive(ReceiveConfig {
             listen: reception.endpoint,
             vdpa,
+            vfio: Vec::new(),
             kernel: Some(machine.kernel.clone()),
             initramfs: machine.initramfs.clone(),
             max_memory: Some(machine.memory.size),

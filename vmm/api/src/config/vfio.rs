@@ -13,8 +13,8 @@ use super::{KeyValueError, from_key_value};
 /// Where sysfs lists PCI functions by their address.
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// A PCI function of the host for the guest. The VM cannot migrate, and no snapshot of it can be
-/// taken.
+/// A PCI function of the host for the guest. No snapshot of the VM can be taken. Without a standby
+/// it cannot migrate either.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "VfioFields", into = "VfioFields")]
 pub struct VfioConfig {
@@ -24,6 +24,8 @@ pub struct VfioConfig {
     pub id: Option<String>,
     /// Whether it may be a function that is not virtual.
     pub allow_pf: bool,
+    /// The NIC that the guest uses while it does not have the function, by its name.
+    pub standby: Option<String>,
 }
 
 impl VfioConfig {
@@ -44,8 +46,8 @@ impl FromStr for VfioConfig {
     }
 }
 
-/// A PCI function of the host for the guest, by `host` or by `path`. It is bound to vfio-pci. The
-/// VM cannot migrate, and no snapshot of it can be taken.
+/// A PCI function of the host for the guest, by `host` or by `path`. It is bound to vfio-pci. No
+/// snapshot of the VM can be taken. Without a standby it cannot migrate either.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct VfioFields {
@@ -64,6 +66,10 @@ struct VfioFields {
     /// the virtual functions of other guests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     allow_pf: bool,
+    /// A vDPA NIC of the VM, by its `id`, that has `standby=on` and the function's MAC address. A
+    /// migration has the guest eject the function first, and the NIC carries its traffic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    standby: Option<String>,
 }
 
 /// Why fields do not describe a function.
@@ -110,6 +116,7 @@ impl TryFrom<VfioFields> for VfioConfig {
             path,
             id: fields.id,
             allow_pf: fields.allow_pf,
+            standby: fields.standby,
         })
     }
 }
@@ -124,6 +131,7 @@ impl From<VfioConfig> for VfioFields {
             host,
             id: config.id,
             allow_pf: config.allow_pf,
+            standby: config.standby,
         }
     }
 }

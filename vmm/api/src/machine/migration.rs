@@ -7,7 +7,7 @@ use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::config::{CpuAffinity, HugePageSize, MemorySize, VdpaConfig, schema};
+use crate::config::{CpuAffinity, HugePageSize, MemorySize, VdpaConfig, VfioConfig, schema};
 use crate::endpoint::Endpoint;
 use crate::machine::{MigrationSecret, Pairing};
 
@@ -153,6 +153,10 @@ pub struct ReceiveConfig {
     /// This host's vDPA devices: one for each NIC of the machine, with the NIC's `id`.
     #[serde(default)]
     pub vdpa: Vec<VdpaConfig>,
+    /// This host's functions to plug once the machine runs here, each with a NIC as its `standby`.
+    /// If one cannot be plugged, the guest uses its standby.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vfio: Vec<VfioConfig>,
     /// The kernel for the guest's next reboot. Over TCP it is required, because the destination
     /// opens no path that another host names. Over a Unix socket, which only this user's processes
     /// can use, the default is the source's path.

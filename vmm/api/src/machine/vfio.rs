@@ -17,6 +17,9 @@ pub struct VfioSummary {
     pub path: String,
     /// Whether it may be a function that is not virtual.
     pub allow_pf: bool,
+    /// The NIC that the guest uses while it does not have the function; null without one.
+    #[schema(required)]
+    pub standby: Option<String>,
     /// Its PCI address in the guest; null before the machine is built.
     #[schema(required)]
     pub address: Option<String>,
@@ -31,6 +34,7 @@ impl VfioSummary {
             state: PlugPhase::Configured,
             path: config.path.to_string_lossy().into_owned(),
             allow_pf: config.allow_pf,
+            standby: config.standby.clone(),
             address: None,
         }
     }

@@ -17,7 +17,7 @@ use crate::api::exactly;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::{ErrorBody, on_worker};
-use crate::machine::{Arriving, Handle, Migration, MigrationEnd, milliseconds, route};
+use crate::machine::{Arriving, Migration, MigrationEnd, milliseconds, route};
 
 fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
     let progress = migration.progress();
@@ -99,7 +99,7 @@ pub(super) async fn begin(
     let migration = match wanted {
         MigrationRequest::Send(config) => {
             let machine = api.running()?;
-            api.ask(Handle::ensure_none_passed_through).await?;
+            machine.primaries()?;
             let connector = Descriptors::of(&received)?.take(config.fd)?;
             let (config, route) = on_worker(move || {
                 let route = route(&config, connector)?;

@@ -147,7 +147,10 @@ impl Arriving {
             match outcome {
                 Outcome::Destination => {
                     self.migration.finish(MigrationEnd::Moved);
-                    return incoming.into_machine();
+                    let machine = incoming.into_machine()?;
+                    let functions = self.config.vfio.clone();
+                    machine.handle().plug_primaries_soon(functions);
+                    return Ok(machine);
                 }
                 Outcome::Source {
                     why: MigrationError::OnlyTried,

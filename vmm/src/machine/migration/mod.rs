@@ -22,6 +22,7 @@ mod compat;
 mod incoming;
 mod outgoing;
 mod outgoing_state;
+mod primaries;
 mod requests;
 mod throttle;
 mod trial;

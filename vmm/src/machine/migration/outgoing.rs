@@ -75,6 +75,26 @@ impl Handle {
     }
 
     fn send(&self, migration: &Migration, config: &SendConfig, route: &Route) -> MigrationEnd {
+        let primaries = match self.primaries() {
+            Ok(primaries) => primaries,
+            Err(error) => return stayed(&error),
+        };
+        let end = match self.eject(&primaries, &migration.monitor().cancel) {
+            Ok(()) => self.send_without_primaries(migration, config, route),
+            Err(error) => stayed(&error),
+        };
+        if let MigrationEnd::Stayed { .. } = end {
+            self.plug_primaries(&primaries);
+        }
+        end
+    }
+
+    fn send_without_primaries(
+        &self,
+        migration: &Migration,
+        config: &SendConfig,
+        route: &Route,
+    ) -> MigrationEnd {
         let connect = || route.connect(CONNECT);
         let first = match connect() {
             Ok(first) => first,

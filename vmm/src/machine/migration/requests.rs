@@ -107,7 +107,11 @@ impl Machine {
         self.ensure_not_quiesced()?;
         self.ensure_not_migrating()?;
         self.take_ejected();
-        let config = self.config_now();
+        let mut config = self.config_now();
+        if !send {
+            // They leave the guest before it moves.
+            config.vfio.retain(|function| function.standby.is_none());
+        }
         compat::check_movable(&config)?;
         if let Some(id) = self.device_manager.unplugging() {
             return Err(NotMovable::Unplugging(id.to_owned()).into());

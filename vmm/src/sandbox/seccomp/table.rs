@@ -457,7 +457,16 @@ impl Thread {
                 &[Self::Migration],
             ),
             Self::Migration => (
-                &[CONNECT, CONNECTION, DIRTY_LOG, FILES, STARTS_THREADS],
+                &[
+                    CONNECT,
+                    CONNECTION,
+                    DIRTY_LOG,
+                    FILES,
+                    DEVICES,
+                    FUNCTIONS,
+                    OPENS_FUNCTIONS,
+                    STARTS_THREADS,
+                ],
                 &[Self::Migrate],
             ),
             Self::Migrate => (&[CONNECTION, PAGES], &[]),
