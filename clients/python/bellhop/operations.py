@@ -379,6 +379,14 @@ class Operations(Transport):
         """Upgrade the program of a virtual machine in place."""
         return self._call("POST", ["v1", "vms", name, "upgrade"], body=body)
 
+    def list_vm_vfio(self, name: str) -> ItemsVfioInfo:
+        """List the PCI functions of the host."""
+        return self._call("GET", ["v1", "vms", name, "vfio"])
+
+    def get_vm_vfio(self, name: str, id: str) -> VfioInfo:
+        """Read a PCI function of the host."""
+        return self._call("GET", ["v1", "vms", name, "vfio", id])
+
     def watch_vm(
         self,
         name: str,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 AfterGrace = Literal["fail", "hard"]
 
-AlarmKind = Literal["Stuck", "DriverStalled", "Inconsistent", "Refused"]
+AlarmKind = Literal["Stuck", "DriverStalled", "Inconsistent", "Refused", "DeviceError"]
 
 Applied = Literal["now", "next_start"]
 
@@ -99,6 +99,7 @@ ErrorCode = Literal[
     "no_vdpa",
     "not_a_disk",
     "not_a_nic",
+    "not_a_vfio_device",
     "not_arrived",
     "not_found",
     "not_moved",
@@ -583,6 +584,12 @@ class ItemsSnapshot(TypedDict):
     items: list[Snapshot]
 
 
+class ItemsVfioInfo(TypedDict):
+    """A list, in an object so that a later version can add members beside it."""
+
+    items: list[VfioInfo]
+
+
 class ItemsVm(TypedDict):
     """A list, in an object so that a later version can add members beside it."""
 
@@ -1052,6 +1059,15 @@ class Version(TypedDict):
     version: str
 
 
+class VfioArea(TypedDict):
+    """A part of a BAR that the guest can reach without a VM exit."""
+
+    address: int | None
+    bar: int
+    offset: int
+    size: int
+
+
 class VfioConfig(TypedDict):
     """A PCI function of the host for the guest, by `host` or by `path`."""
 
@@ -1059,6 +1075,33 @@ class VfioConfig(TypedDict):
     host: NotRequired[str | None]
     id: NotRequired[str | None]
     path: NotRequired[str | None]
+
+
+class VfioFunctionInfo(TypedDict):
+    """A PCI function of the host as the guest has set it up."""
+
+    areas: list[VfioArea]
+    connected_vectors: int
+    driver: str
+    errors: int
+    failed: bool
+    failures: int
+    faults: int
+    host_requests: int
+    resets: int
+    trapped_reads: int
+    trapped_writes: int
+    vectors: int
+
+
+class VfioSummary(TypedDict):
+    """A PCI function of the host in a list."""
+
+    address: str | None
+    allow_pf: bool
+    id: str
+    path: str
+    state: PlugPhase
 
 
 class Vm(TypedDict):
@@ -1241,6 +1284,7 @@ class VmStatus(TypedDict):
     upgrade_error: str | None
     upgrades: int
     version: str
+    vfio: list[VfioSummary]
 
 
 class WatchInfo(TypedDict):
@@ -1294,6 +1338,12 @@ class PhysicalFunction(PciFunction):
     switch_id: NotRequired[str | None]
     total_vfs: NotRequired[int | None]
     virtual_functions: list[VirtualFunction]
+
+
+class VfioInfo(VfioSummary):
+    """A PCI function of the host in detail."""
+
+    function: VfioFunctionInfo | None
 
 
 class VirtualFunction(PciFunction):

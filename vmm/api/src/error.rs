@@ -139,6 +139,8 @@ described! {
         NotADisk,
         /// The device of this name is not a NIC.
         NotANic,
+        /// The device of this name is not a PCI function of the host.
+        NotAVfioDevice,
         /// The machine has not arrived yet.
         NotArrived,
         /// The object does not exist.

@@ -26,7 +26,6 @@ use std::time::{Duration, Instant};
 use bellhop_api::machine::{AlarmInfo, InFlight};
 use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, SLOTS, Slot};
-use devices::vfio::VfioPciDevice;
 use devices::virtio::backend::Event;
 use devices::virtio::block::engine::hung_disks;
 use devices::virtio::iommu::SharedDomains;
@@ -37,11 +36,10 @@ pub(super) use self::exchange::Exchanged;
 use super::devices::Device;
 use super::error::RequestError;
 use super::iommu::{self, RefusalWatch};
-use super::passthrough::Function;
 use super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, PlugPhase, Pluggable};
 use super::ring_watch::{DeviceWatch, in_flight};
 use super::status_publisher::DeviceStatus;
-use crate::config::{RingWatch, VdpaConfig, VfioConfig};
+use crate::config::{RingWatch, VdpaConfig};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::numa_warning;
 use crate::kvm::doorbells::KvmDoorbells;
@@ -227,71 +225,6 @@ impl DeviceManager {
         };
         self.entries.insert(number, entry);
         Ok(slot)
-    }
-
-    /// Puts a function of the host into the first free slot, and polls its descriptors.
-    ///
-    /// # Errors
-    /// On failure nothing has changed, and the function is closed.
-    pub(super) fn attach_vfio(
-        &mut self,
-        function: Function,
-        events: &EventLoop,
-    ) -> Result<Slot, Error> {
-        let Function {
-            config,
-            host,
-            numa_node,
-        } = function;
-        let id = config.name();
-        self.ensure_unused(&id)?;
-        self.ensure_standby(&config)?;
-        let number = self.free_number()?;
-        let slot = self.choose_slot(&id, false, None)?;
-        let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
-        let device = VfioPciDevice::new(host, &self.msi, doorbells)
-            .map(Arc::new)
-            .map_err(|source| {
-                Error::unusable(format!("cannot use VFIO device {id}")).because(source)
-            })?;
-        let slot = self.add_function(&id, slot, device.clone())?;
-        if let Err(error) = poll(events, number, &device.events()) {
-            self.pci.remove(slot);
-            return Err(Error::failed("epoll_ctl")(error));
-        }
-        tracing::debug!(%id, %slot, "device attached");
-        self.next_number = number.wrapping_add(1);
-        let entry = Entry {
-            removable: Some(self.removable(&id, DeviceConfig::Vfio(config), numa_node)),
-            id,
-            slot,
-            device: Attached::Vfio(device),
-            endpoint: None,
-            watch: None,
-            wanted_back: None,
-            failed: false,
-        };
-        self.entries.insert(number, entry);
-        Ok(slot)
-    }
-
-    /// Fails if a function names a NIC that cannot stand by for it.
-    fn ensure_standby(&self, config: &VfioConfig) -> Result<(), Error> {
-        let Some(standby) = &config.standby else {
-            return Ok(());
-        };
-        let mut named = self.entries.values().filter(|entry| entry.id == *standby);
-        let stands_by = named.any(|entry| {
-            let nic = entry.removable.as_ref().map(|removable| &removable.config);
-            matches!(nic, Some(DeviceConfig::Nic(nic)) if nic.standby)
-        });
-        if stands_by {
-            return Ok(());
-        }
-        Err(Error::unusable(format!(
-            "VFIO device {}: its standby {standby:?} is no NIC of the VM with standby=on",
-            config.name()
-        )))
     }
 
     /// The additional state of a new device.

@@ -14,14 +14,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bellhop_api::machine::{AlarmInfo, AlarmKind};
+use devices::hypervisor::Doorbells;
 use devices::pci::{PciFunction, Slot};
 use devices::vfio::{FunctionDescription, VfioPciDevice};
 use devices::virtio::backend::Event;
 use devices::virtio::pci::VirtioPciDevice;
 
 use super::super::error::RequestError;
-use super::super::pluggable::PlugPhase;
-use super::{DeviceManager, Entry};
+use super::super::passthrough::Function;
+use super::super::pluggable::{DeviceConfig, PlugPhase};
+use super::{DeviceManager, Entry, poll};
+use crate::Error;
+use crate::config::VfioConfig;
+use crate::event_loop::EventLoop;
 
 /// How long the guest may take to eject a function that the host wants back.
 const EJECT: Duration = Duration::from_secs(10);
@@ -70,6 +75,71 @@ impl Entry {
 }
 
 impl DeviceManager {
+    /// Puts a function of the host into the first free slot, and polls its descriptors.
+    ///
+    /// # Errors
+    /// On failure nothing has changed, and the function is closed.
+    pub(in super::super) fn attach_vfio(
+        &mut self,
+        function: Function,
+        events: &EventLoop,
+    ) -> Result<Slot, Error> {
+        let Function {
+            config,
+            host,
+            numa_node,
+        } = function;
+        let id = config.name();
+        self.ensure_unused(&id)?;
+        self.ensure_standby(&config)?;
+        let number = self.free_number()?;
+        let slot = self.choose_slot(&id, false, None)?;
+        let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
+        let device = VfioPciDevice::new(host, &self.msi, doorbells)
+            .map(Arc::new)
+            .map_err(|source| {
+                Error::unusable(format!("cannot use VFIO device {id}")).because(source)
+            })?;
+        let slot = self.add_function(&id, slot, device.clone())?;
+        if let Err(error) = poll(events, number, &device.events()) {
+            self.pci.remove(slot);
+            return Err(Error::failed("epoll_ctl")(error));
+        }
+        tracing::debug!(%id, %slot, "device attached");
+        self.next_number = number.wrapping_add(1);
+        let entry = Entry {
+            removable: Some(self.removable(&id, DeviceConfig::Vfio(config), numa_node)),
+            id,
+            slot,
+            device: Attached::Vfio(device),
+            endpoint: None,
+            watch: None,
+            wanted_back: None,
+            failed: false,
+        };
+        self.entries.insert(number, entry);
+        Ok(slot)
+    }
+
+    /// Fails if a function names a NIC that cannot stand by for it.
+    fn ensure_standby(&self, config: &VfioConfig) -> Result<(), Error> {
+        let Some(standby) = &config.standby else {
+            return Ok(());
+        };
+        let mut named = self.entries.values().filter(|entry| entry.id == *standby);
+        let stands_by = named.any(|entry| {
+            let nic = entry.removable.as_ref().map(|removable| &removable.config);
+            matches!(nic, Some(DeviceConfig::Nic(nic)) if nic.standby)
+        });
+        if stands_by {
+            return Ok(());
+        }
+        Err(Error::unusable(format!(
+            "VFIO device {}: its standby {standby:?} is no NIC of the VM with standby=on",
+            config.name()
+        )))
+    }
+
     /// Looks for functions that the host wants back. Returns those that the guest must be asked to
     /// eject, and the slots of those that it has not ejected in time.
     pub(in super::super) fn wanted_back(&mut self) -> (Vec<(String, Slot)>, Vec<Slot>) {

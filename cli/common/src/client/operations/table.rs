@@ -255,6 +255,14 @@ operations! {
     POST upgrade_vm(name; body) ["v1", "vms", name, "upgrade"]
         read bellhop_api::node::Operation;
 
+    /// List the PCI functions of the host.
+    GET list_vm_vfio(name) ["v1", "vms", name, "vfio"]
+        read serde_json::Value;
+
+    /// Read a PCI function of the host.
+    GET get_vm_vfio(name, id) ["v1", "vms", name, "vfio", id]
+        read serde_json::Value;
+
     /// Wait for a change.
     GET watch_vm(name) ["v1", "vms", name, "watch"]
         read bellhop_api::machine::VmStatus;
