@@ -184,6 +184,7 @@ fn qemu_guest(program: &Path) -> Result<Resident> {
         device: device.path(),
         mac: MAC,
         shadowed: false,
+        iommu: false,
     };
     let guest = Guest::start_command(|| peer::command(program, &arguments, nic), SILENCE)?;
     let resident = vmm_process::resident(guest.pid())?;

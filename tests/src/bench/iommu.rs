@@ -1,42 +1,40 @@
-//! `cargo lab bench iommu`: measures the cost of a virtio-iommu in front of a guest's NIC.
+//! `cargo lab bench iommu`: measures the cost of a virtio-iommu in front of a guest's NIC, beside
+//! QEMU's.
 //!
 //! ```text
-//!   a comparison: two guests boot, each with a vdpasim_net of its own; then the rounds
+//!   a comparison: two guests boot, each with a virtual function of its own, and exchange a few
+//!                 frames; then the rounds
 //!   a round:      one sends, the other rests  ->  the other sends, the first one rests
 //! ```
 //! The guests send as fast as they can. Which of them begins changes with each round. The ratio of
-//! a round compares its two parts, and the median of all rounds counts. Guests whose kernel maps
-//! each frame have no counterpart: see `tests/README.md` about QEMU.
+//! a round compares its two parts, and the median of all rounds counts.
 
 mod sender;
 
-use super::print_json;
+use super::{peer, print_json};
 use crate::error::Result;
 use crate::figures::{median, ratio, ratios, rounded};
-use crate::sim::{self, Mapping, OtherMapping};
+use crate::sriov::{SriovNic, VfDevice};
 use launcher::verbs::bench::IommuArguments;
 use sender::{Part, Sender, Setup};
 use serde::Serialize;
 
-/// As hardware: each mapping pins its pages and is one change of the device's table. With
-/// `batch_mapping` the simulator builds its whole table again for each, which hides the rest.
-const MAPPING: Mapping = Mapping {
-    use_va: false,
-    batch_mapping: false,
-};
-
 pub(super) fn measure(arguments: &IommuArguments) -> Result<()> {
-    sim::require_lab()?;
-    let _mapping = OtherMapping::load(MAPPING)?;
+    let qemu = peer::qemu()?;
+    let nic = SriovNic::enable(2)?;
+    let (own, other) = (VfDevice::add(nic.vf(0)?)?, VfDevice::add(nic.vf(1)?)?);
+    let ours = |setup| Sender::bellhop(&own, setup);
+    let plain = |setup| Sender::bellhop(&other, setup);
+    let theirs = |setup| Sender::qemu(&qemu, &other, setup);
     let rounds = arguments.rounds;
-    let ours = |setup| Sender::start("iommu-a", setup);
-    let other = |setup| Sender::start("iommu-b", setup).map(Some);
-    let passthrough = (ours(Setup::Passthrough)?, other(Setup::Plain)?);
+    let passthrough = (ours(Setup::Passthrough)?, plain(Setup::Plain)?);
     let passthrough = compare("passthrough", rounds, passthrough)?;
-    let userspace = (ours(Setup::Userspace)?, other(Setup::PlainUserspace)?);
+    let userspace = (ours(Setup::Userspace)?, plain(Setup::PlainUserspace)?);
     let userspace = compare("userspace", rounds, userspace)?;
-    let lazy = compare("lazy", rounds, (ours(Setup::Lazy)?, None))?;
-    let strict = compare("strict", rounds, (ours(Setup::Strict)?, None))?;
+    let lazy = (ours(Setup::Lazy)?, theirs(Setup::Lazy)?);
+    let lazy = compare("lazy", rounds, lazy)?;
+    let strict = (ours(Setup::Strict)?, theirs(Setup::Strict)?);
+    let strict = compare("strict", rounds, strict)?;
     let measured = Measured {
         passthrough,
         userspace,
@@ -54,20 +52,22 @@ struct Compared {
     others: Vec<Part>,
 }
 
-/// Measures two guests in turn, or one without the other, and switches them off.
-fn compare(
-    what: &str,
-    rounds: u32,
-    (mut ours, mut other): (Sender, Option<Sender>),
-) -> Result<Compared> {
+/// Measures two guests in turn, and switches them off.
+fn compare(what: &str, rounds: u32, (mut ours, mut other): (Sender, Sender)) -> Result<Compared> {
+    ours.exchange(&mut other)?;
+    other.exchange(&mut ours)?;
+    ours.start_application()?;
+    other.start_application()?;
     let mut compared = Compared::default();
     for round in 1..=rounds {
-        let others = other.as_mut().zip(Some(&mut compared.others));
-        let mut turns = [Some((&mut ours, &mut compared.ours)), others];
+        let mut turns = [
+            (&mut ours, &mut compared.ours),
+            (&mut other, &mut compared.others),
+        ];
         if round % 2 == 0 {
             turns.reverse();
         }
-        for (sender, parts) in turns.into_iter().flatten() {
+        for (sender, parts) in turns {
             let part = sender.part()?;
             eprintln!(
                 "  {what}, round {round} of {rounds}, {}: {:.0} frames/s; {} frames, {} kicks, \
@@ -82,7 +82,7 @@ fn compare(
         }
     }
     ours.power_off()?;
-    other.map_or(Ok(()), Sender::power_off)?;
+    other.power_off()?;
     Ok(compared)
 }
 
@@ -99,11 +99,11 @@ fn per_frame(events: u64, part: &Part) -> f64 {
 }
 
 impl Compared {
-    /// Frames per second, ours relative to the other's; `None` without another.
-    fn ratio(&self) -> Option<f64> {
+    /// Frames per second, ours relative to the other's.
+    fn ratio(&self) -> f64 {
         let ours = each(&self.ours, |part| part.frames_per_second);
         let others = each(&self.others, |part| part.frames_per_second);
-        (!others.is_empty()).then(|| rounded(median(&ratios(&ours, &others)), 3))
+        rounded(median(&ratios(&ours, &others)), 3)
     }
 
     fn exits_per_frame(&self) -> f64 {
@@ -124,13 +124,13 @@ struct Measured {
     strict: Compared,
 }
 
-/// The keys of `--json`: medians. The ratios to QEMU are null.
+/// The keys of `--json`: medians.
 #[derive(Debug, Serialize)]
 struct Report {
-    passthrough_ratio: Option<f64>,
-    static_ratio: Option<f64>,
-    lazy_ratio_qemu: Option<f64>,
-    strict_ratio_qemu: Option<f64>,
+    passthrough_ratio: f64,
+    static_ratio: f64,
+    lazy_ratio_qemu: f64,
+    strict_ratio_qemu: f64,
     exits_per_frame_lazy: f64,
     exits_per_frame_strict: f64,
 }
@@ -157,15 +157,14 @@ impl Measured {
         for (what, compared) in [
             ("passthrough; the same without an IOMMU", &self.passthrough),
             ("driver in userspace; physical addresses", &self.userspace),
-            ("the guest unmaps lazily", &self.lazy),
-            ("the guest unmaps at once", &self.strict),
+            ("the guest unmaps lazily; QEMU", &self.lazy),
+            ("the guest unmaps at once; QEMU", &self.strict),
         ] {
-            let ratio = compared.ratio();
-            let ratio = ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
             eprintln!(
-                "  {what:<42} {:>9.0} {:>9.0} {ratio:>7} {:>7.3} {:>7.3}",
+                "  {what:<42} {:>9.0} {:>9.0} {:>7.3} {:>7.3} {:>7.3}",
                 median(&each(&compared.ours, |part| part.frames_per_second)),
                 median(&each(&compared.others, |part| part.frames_per_second)),
+                compared.ratio(),
                 compared.exits_per_frame(),
                 compared.kicks_per_frame(),
             );
@@ -197,16 +196,13 @@ mod tests {
             passthrough: compared(),
             userspace: compared(),
             lazy: compared(),
-            strict: Compared {
-                others: Vec::new(),
-                ..compared()
-            },
+            strict: compared(),
         };
         let report = serde_json::to_string(&measured.report()).unwrap();
         assert_eq!(
             report,
             "{\"passthrough_ratio\":2.0,\"static_ratio\":2.0,\"lazy_ratio_qemu\":2.0,\
-             \"strict_ratio_qemu\":null,\"exits_per_frame_lazy\":2.01,\
+             \"strict_ratio_qemu\":2.0,\"exits_per_frame_lazy\":2.01,\
              \"exits_per_frame_strict\":2.01}"
         );
     }

@@ -16,6 +16,8 @@ pub(super) struct Nic<'a> {
     pub(super) mac: &'a str,
     /// Uses shadow virtqueues instead of the guest's own rings.
     pub(super) shadowed: bool,
+    /// Is behind a virtio-iommu.
+    pub(super) iommu: bool,
 }
 
 /// The path of QEMU.
@@ -39,7 +41,14 @@ pub(super) fn qemu() -> Result<PathBuf> {
 pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) -> Command {
     let shadow = if nic.shadowed { ",x-svq=on" } else { "" };
     let mut command = Command::new(program);
-    machine(&mut command)
+    machine(&mut command);
+    let behind = if nic.iommu {
+        command.args(["-device", "virtio-iommu-pci"]);
+        ",iommu_platform=on,disable-legacy=on"
+    } else {
+        ""
+    };
+    command
         .args(["-name", "bench,debug-threads=on"])
         .args(["-chardev", "stdio,id=console,signal=off"])
         .args(["-serial", "chardev:console"])
@@ -55,10 +64,21 @@ pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) ->
         ))
         .arg("-device")
         .arg(format!(
-            "virtio-net-pci,netdev=nic,romfile=,mac={}",
+            "virtio-net-pci,netdev=nic,romfile=,mac={}{behind}",
             nic.mac
         ));
     command
+}
+
+/// The command without its messages. QEMU writes several for each buffer that a guest unmaps in a
+/// virtio-iommu. To read them would take processor time from the guest.
+pub(super) fn quiet(command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", "exec \"$@\" 2>/dev/null", "sh"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    shell
 }
 
 /// Like [`command`], with a monitor on the socket `monitor`. Its guest boots, or arrives from

@@ -32,7 +32,7 @@ pub enum Bench {
     Doorbell(DoorbellArguments),
     /// Memory outside guest RAM and processor time until the API answers, beside QEMU's
     Footprint(FootprintArguments),
-    /// Frames per second and VM exits of a guest whose NIC is behind an IOMMU
+    /// Frames per second and VM exits of a guest whose NIC is behind an IOMMU, beside QEMU's
     Iommu(IommuArguments),
     /// Time to create, show and delete vDPA devices, beside iproute2's vdpa
     Mgmt(MgmtArguments),
@@ -141,11 +141,9 @@ impl Bench {
         match self {
             Self::Doorbell(arguments) => arguments.rig,
             // `rings` loads the lab NIC's module only while it needs it.
-            Self::Footprint(_)
-            | Self::Iommu(_)
-            | Self::Mgmt(_)
-            | Self::Migration(_)
-            | Self::Rings(_) => Rig::Sim,
+            Self::Footprint(_) | Self::Mgmt(_) | Self::Migration(_) | Self::Rings(_) => Rig::Sim,
+            // QEMU takes no frames from the simulator behind its virtio-iommu.
+            Self::Iommu(_) => Rig::Sriov,
         }
     }
 }

@@ -1,27 +1,27 @@
 //! A guest that sends frames as fast as it can, and the counters around that.
 //!
-//! The frames go to an address that no device has. So the simulator takes them and sends none back,
-//! and the guest maps one buffer for each frame. The guest measures its rate once its queue is
-//! full. The device must count as many frames as the guest has sent.
+//! The frames go to an address that no device has. So the device takes them, and the guest maps one
+//! buffer for each frame. The guest measures its rate once its queue is full. Its driver must count
+//! as many frames that the device has used as the guest has sent.
 
+use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::super::peer::{self, Nic};
 use crate::api::Client;
 use crate::error::{Error, Result};
 use crate::figures::per_second;
 use crate::files;
 use crate::guest::{BellhopArguments, Guest};
-use crate::sim::SimDevice;
+use crate::sriov::VfDevice;
 use crate::temp_path::TempPath;
-use crate::traffic;
+use crate::traffic::{self, Frames};
 
-/// The NIC's MAC address. No zero bytes: the simulator compares addresses like C strings.
-const MAC: &str = "52:54:5e:11:59:01";
+/// An address that no device has.
 const SINK: &str = "52:54:5e:11:59:7f";
-const MTU: u16 = 1500;
 
 /// Bytes of a frame, with its Ethernet header.
 const SIZE: u32 = 64;
@@ -29,8 +29,18 @@ const SIZE: u32 = 64;
 /// Seconds for which the guest sends. It reports the rate of the last three quarters.
 const SENDING: u64 = 4;
 
-/// How long the device may take for the frames that are left when the guest stops.
-const REST: Duration = Duration::from_millis(300);
+/// The most frames that the device has not used yet when the guest stops: a whole queue.
+const QUEUE: u32 = 256;
+
+/// Frames to the other guest and back before the rounds.
+const PROOF: Frames = Frames {
+    count: 10,
+    size: 64,
+    window: 2,
+};
+
+/// The NIC that the guest's kernel drives.
+const KERNEL_NIC: &str = "eth0";
 
 /// How long the guest may take for its answer.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -84,53 +94,71 @@ impl Setup {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     pub(super) frames_per_second: f64,
-    /// Frames that the device took.
+    /// Frames that the guest sent.
     pub(super) frames: u32,
     /// Kicks of the IOMMU's request queue, and exits to the VMM by accesses to memory.
     pub(super) kicks: u64,
     pub(super) exits: u64,
 }
 
-/// A VMM with its guest and the guest's NIC. Fields are dropped in this order.
+/// A VMM with its guest, whose NIC is a virtual function.
 #[derive(Debug)]
 pub(super) struct Sender {
     guest: Guest,
-    api: Client,
-    _socket: TempPath,
-    device: SimDevice,
+    setup: Setup,
+    /// The name and the address of its device.
+    name: String,
+    mac: String,
     nic: &'static str,
+    /// The API of a Bellhop, and its socket.
+    api: Option<(Client, TempPath)>,
 }
 
 impl Sender {
-    /// Boots a guest.
+    /// Boots a guest of Bellhop.
     ///
     /// # Errors
     /// Those of [`Guest::start`]; [`Error::Invalid`] if the guest uses the IOMMU in another way.
-    pub(super) fn start(name: &str, setup: Setup) -> Result<Self> {
-        let device = SimDevice::net(name, MAC, MTU)?;
-        let socket = TempPath::new(name);
+    pub(super) fn bellhop(device: &VfDevice<'_>, setup: Setup) -> Result<Self> {
+        let socket = TempPath::new(device.name());
         let behind = setup.group().map_or("off", |_| "on");
         let nic = format!("path={},iommu={behind}", device.path().display());
         let arguments = guest_of(setup)?
             .argument("--vdpa", &nic)
             .argument("--api-socket", socket.text());
         let guest = Guest::start(&arguments)?;
-        let mut sender = Self {
-            guest,
-            api: Client::new(socket.path()),
-            _socket: socket,
-            device,
-            nic: "eth0",
+        let api = Client::new(socket.path());
+        Self::come_up(guest, device, setup, Some((api, socket)))
+    }
+
+    /// Boots the same guest with QEMU.
+    ///
+    /// # Errors
+    /// As [`Sender::bellhop`].
+    pub(super) fn qemu(program: &Path, device: &VfDevice<'_>, setup: Setup) -> Result<Self> {
+        let arguments = guest_of(setup)?;
+        let mac = device.function().mac();
+        let nic = Nic {
+            device: device.path(),
+            mac: &mac,
+            shadowed: false,
+            iommu: setup.group().is_some(),
         };
-        sender.come_up(setup)?;
-        Ok(sender)
+        let command = || peer::quiet(&peer::command(program, &arguments, nic));
+        let guest = Guest::start_command(command, SILENCE)?;
+        Self::come_up(guest, device, setup, None)
     }
 
     /// Waits for the NIC's driver, which waits for the IOMMU's.
-    fn come_up(&mut self, setup: Setup) -> Result<()> {
+    fn come_up(
+        mut guest: Guest,
+        device: &VfDevice<'_>,
+        setup: Setup,
+        api: Option<(Client, TempPath)>,
+    ) -> Result<Self> {
         let begin = Instant::now();
         loop {
-            let info = self.guest.command("info")?;
+            let info = guest.command("info")?;
             if let Some(nic) = info["nics"].get(0) {
                 if nic["iommu"].as_str() == setup.group() {
                     break;
@@ -139,17 +167,43 @@ impl Sender {
                 return Err(Error::invalid("the guest", why));
             }
             if begin.elapsed() > PROBE_LIMIT {
-                return Err(Error::invalid(
-                    "the guest",
-                    format!("it has no NIC: {info}"),
-                ));
+                let why = format!("it has no NIC: {info}");
+                return Err(Error::invalid("the guest", why));
             }
             sleep(Duration::from_millis(200));
         }
-        self.guest.command("up eth0")?;
-        if matches!(setup, Setup::Userspace | Setup::PlainUserspace) {
+        guest.command(&format!("up {KERNEL_NIC}"))?;
+        Ok(Self {
+            guest,
+            setup,
+            name: device.name().to_owned(),
+            mac: device.function().mac(),
+            nic: KERNEL_NIC,
+            api,
+        })
+    }
+
+    /// The name of its device.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sends frames to another guest, which returns them.
+    ///
+    /// # Errors
+    /// Those of [`traffic::exchange_between`].
+    pub(super) fn exchange(&mut self, other: &mut Self) -> Result<()> {
+        traffic::exchange_between(&mut self.guest, &mut other.guest, &other.mac, PROOF)
+    }
+
+    /// Starts the driver in userspace, if the setup has one.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it does not use the IOMMU; those of [`Guest::command`].
+    pub(super) fn start_application(&mut self) -> Result<()> {
+        if matches!(self.setup, Setup::Userspace | Setup::PlainUserspace) {
             let started = self.guest.command("vfio-on")?;
-            if started["translated"] != setup.group().is_some() {
+            if started["translated"] != self.setup.group().is_some() {
                 return Err(Error::invalid("the guest's driver", started.to_string()));
             }
             self.nic = "vfio";
@@ -157,48 +211,50 @@ impl Sender {
         Ok(())
     }
 
-    /// The name of its device.
-    pub(super) fn name(&self) -> &str {
-        self.device.name()
-    }
-
     /// Lets the guest send for some seconds.
     ///
     /// # Errors
-    /// Those of [`Guest::command`]; [`Error::Invalid`] if frames did not reach the device.
+    /// Those of [`Guest::command`]; [`Error::Invalid`] if the device did not use the frames.
     pub(super) fn part(&mut self) -> Result<Part> {
         let flood = format!("flood {SENDING} {SIZE} {} to {SINK}", self.nic);
         let before = self.counters()?;
         self.guest.listen(&flood)?;
         let answer = self.guest.answer(&flood, LIMIT)?;
-        sleep(REST);
         let after = self.counters()?;
-        let frames = after.frames - before.frames;
         let number = |value: &Value| value.as_u64().and_then(|value| u32::try_from(value).ok());
+        let frames = number(&answer["tx"]).unwrap_or_default();
+        // The driver in userspace counts only what it sends. It waits for room in the queue, too.
+        let used = match self.nic {
+            KERNEL_NIC => number(&answer["statistics"]["tx_packets"]).unwrap_or_default(),
+            _ => frames,
+        };
         match (
             number(&answer["steady"]["tx"]),
             answer["steady"]["elapsed_us"].as_u64(),
         ) {
-            (Some(steady @ 1..), Some(elapsed)) if answer["tx"] == frames => Ok(Part {
+            (Some(steady @ 1..), Some(elapsed)) if frames.abs_diff(used) <= QUEUE => Ok(Part {
                 frames_per_second: per_second(steady, Duration::from_micros(elapsed)),
-                frames: u32::try_from(frames).unwrap_or(u32::MAX),
+                frames,
                 kicks: after.kicks - before.kicks,
                 exits: after.exits - before.exits,
             }),
             _ => {
                 let console = self.guest.console();
                 let console = files::last_lines(&console, SHOWN);
-                let why = format!("its device took {frames} frames: {answer}\n{console}");
+                let why = format!("its device did not take the frames: {answer}\n{console}");
                 Err(Error::invalid("the guest", why))
             }
         }
     }
 
+    /// What a Bellhop has counted so far.
     fn counters(&self) -> Result<Counters> {
-        let metrics = self.api.get("/v1/metrics")?;
+        let Some((api, _)) = &self.api else {
+            return Ok(Counters::default());
+        };
+        let metrics = api.get("/v1/metrics")?;
         let value = |name: &str| metric(&metrics, name);
         Ok(Counters {
-            frames: traffic::packets(&self.device)?.transmitted,
             // A VM without an IOMMU has none.
             kicks: value("bellhop_iommu_total{what=\"kicks\"}").unwrap_or(0),
             exits: value("bellhop_kvm_total{counter=\"mmio_exits\"}")
@@ -216,13 +272,13 @@ impl Sender {
 }
 
 /// Counters since the guest's boot.
+#[derive(Default)]
 struct Counters {
-    frames: u64,
     kicks: u64,
     exits: u64,
 }
 
-/// The guest: Debian's kernel, as the small one has no driver for the IOMMU.
+/// Both VMMs' guest: Debian's kernel, as the small one has no driver for the IOMMU.
 fn guest_of(setup: Setup) -> Result<BellhopArguments> {
     let arguments = BellhopArguments::stock()?
         .cmdline(setup.kernel_words())

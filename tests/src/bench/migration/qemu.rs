@@ -80,6 +80,7 @@ impl Qemu {
             device: ends[0].device.path(),
             mac,
             shadowed: false,
+            iommu: false,
         };
         let monitor = ends[0].monitor.path();
         let command = || peer::movable(&program, &arguments, nic, monitor, None);
@@ -118,6 +119,7 @@ impl Vmm for Qemu {
             device: to.device.path(),
             mac: &self.mac,
             shadowed: false,
+            iommu: false,
         };
         let incoming = Some(to.incoming.path());
         let command = peer::movable(

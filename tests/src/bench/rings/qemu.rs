@@ -59,6 +59,7 @@ impl Qemu {
             device,
             mac,
             shadowed: true,
+            iommu: false,
         };
         let command = || peer::command(&program, &arguments, nic);
         let guest = Guest::start_command(command, SILENCE)?;
