@@ -8,6 +8,7 @@ mod mgmt;
 mod migration;
 mod peer;
 mod rings;
+mod vfio;
 
 use crate::error::{Error, Result};
 use clap::Parser;
@@ -31,6 +32,7 @@ pub fn main() -> ExitCode {
         Bench::Mgmt(arguments) => mgmt::measure(&arguments),
         Bench::Migration(arguments) => migration::measure(&arguments),
         Bench::Rings(arguments) => rings::measure(&arguments),
+        Bench::Vfio(arguments) => vfio::measure(&arguments),
     };
     match measured {
         Ok(()) => ExitCode::SUCCESS,

@@ -40,8 +40,7 @@ pub(super) fn qemu() -> Result<PathBuf> {
 /// QEMU with the lab's guest: 1 processor, 256 MiB, the console on standard input and output.
 pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) -> Command {
     let shadow = if nic.shadowed { ",x-svq=on" } else { "" };
-    let mut command = Command::new(program);
-    machine(&mut command);
+    let mut command = without_nic(program, guest);
     let behind = if nic.iommu {
         command.args(["-device", "virtio-iommu-pci"]);
         ",iommu_platform=on,disable-legacy=on"
@@ -49,14 +48,6 @@ pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) ->
         ""
     };
     command
-        .args(["-name", "bench,debug-threads=on"])
-        .args(["-chardev", "stdio,id=console,signal=off"])
-        .args(["-serial", "chardev:console"])
-        .arg("-kernel")
-        .arg(guest.kernel_image())
-        .arg("-initrd")
-        .arg(guest.ramdisk())
-        .args(["-append", guest.kernel_words()])
         .arg("-netdev")
         .arg(format!(
             "vhost-vdpa,id=nic,vhostdev={}{shadow}",
@@ -67,6 +58,29 @@ pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) ->
             "virtio-net-pci,netdev=nic,romfile=,mac={}{behind}",
             nic.mac
         ));
+    command
+}
+
+/// Like [`command`], with a function of the host by VFIO as its NIC.
+pub(super) fn passed_through(program: &Path, guest: &BellhopArguments, address: &str) -> Command {
+    let mut command = without_nic(program, guest);
+    command
+        .arg("-device")
+        .arg(format!("vfio-pci,host={address},rombar=0"));
+    command
+}
+
+fn without_nic(program: &Path, guest: &BellhopArguments) -> Command {
+    let mut command = Command::new(program);
+    machine(&mut command)
+        .args(["-name", "bench,debug-threads=on"])
+        .args(["-chardev", "stdio,id=console,signal=off"])
+        .args(["-serial", "chardev:console"])
+        .arg("-kernel")
+        .arg(guest.kernel_image())
+        .arg("-initrd")
+        .arg(guest.ramdisk())
+        .args(["-append", guest.kernel_words()]);
     command
 }
 

@@ -16,12 +16,12 @@ use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// Frames, their size in bytes, and how many may be in flight at once.
-const FRAMES: u64 = 1000;
-const FRAME_BYTES: u32 = 512;
-const WINDOW: u32 = 32;
+pub(super) const FRAMES: u64 = 1000;
+pub(super) const FRAME_BYTES: u32 = 512;
+pub(super) const WINDOW: u32 = 32;
 
 /// How long the echoing guest waits for a frame, in seconds.
-const SILENCE: u64 = 20;
+pub(super) const SILENCE: u64 = 20;
 
 /// How long a pulled cable may take to reach the guest.
 const LINK_LIMIT: Duration = Duration::from_secs(10);
@@ -170,7 +170,7 @@ pub(super) fn scenario(json: bool) -> Result<()> {
     print_json(json, &report)
 }
 
-fn start(device: &VfDevice<'_>, prefix: &'static str) -> Result<Guest> {
+pub(super) fn start(device: &VfDevice<'_>, prefix: &'static str) -> Result<Guest> {
     let arguments = BellhopArguments::stock()?
         .memory("256M")
         .processors(PROCESSORS)

@@ -21,6 +21,9 @@ pub struct DemoArguments {
     /// virtual functions of one NIC)
     #[arg(long, value_enum, default_value_t)]
     pub rig: Rig,
+    /// With --rig sriov: one guest has one function as a vDPA device and another by VFIO
+    #[arg(long)]
+    pub vfio: bool,
     #[command(flatten)]
     here: HereArguments,
 }
@@ -28,11 +31,16 @@ pub struct DemoArguments {
 /// Runs the demo and returns its exit code.
 ///
 /// # Errors
-/// [`Error::Usage`] for the rig `labnic`; those of [`Lab::prepare`] and [`LabHost::boot`].
+/// [`Error::Usage`] for a rig that does not fit; those of [`Lab::prepare`] and [`LabHost::boot`].
 pub fn demo(arguments: &DemoArguments) -> Result<u8> {
     if arguments.rig == Rig::Labnic {
         return Err(Error::Usage(
             "the demo has no part for the rig labnic: use sim or sriov".into(),
+        ));
+    }
+    if arguments.vfio && arguments.rig != Rig::Sriov {
+        return Err(Error::Usage(
+            "--vfio needs virtual functions: add --rig sriov".into(),
         ));
     }
     let lab = Lab::prepare(&Needs::HOST)?;
