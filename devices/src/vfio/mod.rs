@@ -26,8 +26,22 @@
 
 mod config;
 mod dma;
+#[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
+mod fuzz;
 mod host;
 mod interrupts;
+#[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
+mod model;
 mod open;
 mod region;
 mod uapi;
@@ -40,6 +54,8 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 pub use dma::Dma;
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::vfio_anything;
 pub use open::VfioOptions;
 
 use self::config::{DeviceConfig, EXPRESS_CONTROL_FLR, GuestConfig, MsixPlaces};

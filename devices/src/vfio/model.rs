@@ -1,0 +1,259 @@
+//! A model of the host's function, which panics where the real one would be misused, and a device
+//! in front of it.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::host::{BARS, CONFIG, Description, Host, Region};
+use super::{HostFunction, VfioPciDevice};
+use crate::Error;
+use crate::hypervisor::DevicePages;
+use crate::pci::PciFunction as _;
+use crate::testing::{FakeDoorbells, FakePage, FakeVectors, Reached};
+
+/// A step that fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    Read,
+    SetVectors,
+    DisableVectors,
+    SetError,
+    Reset,
+    /// The mapping with this number.
+    Map(usize),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ModelState {
+    pub(super) config: Vec<u8>,
+    pub(super) command: u16,
+    /// All writes: region, offset, data.
+    pub(super) writes: Vec<(u8, u64, Vec<u8>)>,
+    pub(super) connected: usize,
+    pub(super) request: Option<RawFd>,
+    pub(super) error: Option<RawFd>,
+    pub(super) resets: usize,
+    pub(super) maps: usize,
+    pub(super) fault: Option<Fault>,
+}
+
+/// A device of the host. It panics where the real one would be misused.
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) state: Mutex<ModelState>,
+    regions: [Region; BARS],
+    doorbells: Arc<FakeDoorbells>,
+}
+
+impl Model {
+    pub(super) fn fails(&self, fault: Fault) -> io::Result<()> {
+        if self.state.lock().fault == Some(fault) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_fault(&self, fault: Option<Fault>) {
+        self.state.lock().fault = fault;
+    }
+
+    pub(super) fn resets(&self) -> usize {
+        self.state.lock().resets
+    }
+
+    pub(super) fn connected(&self) -> usize {
+        self.state.lock().connected
+    }
+
+    pub(super) fn command(&self) -> u16 {
+        self.state.lock().command
+    }
+}
+
+impl Host for Arc<Model> {
+    fn read(&self, region: u8, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.fails(Fault::Read)?;
+        let state = self.state.lock();
+        if region == CONFIG {
+            let start = usize::try_from(offset).unwrap();
+            data.copy_from_slice(&state.config[start..start + data.len()]);
+        } else {
+            let end = offset + u64::try_from(data.len()).unwrap();
+            assert!(end <= self.regions[usize::from(region)].size);
+            data.fill(0x5a);
+        }
+        Ok(())
+    }
+
+    fn write(&self, region: u8, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.writes.push((region, offset, data.to_vec()));
+        if region == CONFIG {
+            let command = u16::from_le_bytes(data.try_into().unwrap());
+            assert_eq!((offset, command & !6), (4, 0), "not in the allowlist");
+            let mapped = self.doorbells.all();
+            assert!(command & 2 != 0 || mapped.is_empty(), "{mapped:?}");
+            state.command = command;
+        } else {
+            let end = offset + u64::try_from(data.len()).unwrap();
+            assert!(end <= self.regions[usize::from(region)].size);
+        }
+        Ok(())
+    }
+
+    fn map(&self, bar: u8, offset: u64, size: u64) -> io::Result<Arc<dyn DevicePages>> {
+        let number = self.state.lock().maps;
+        self.state.lock().maps += 1;
+        self.fails(Fault::Map(number))?;
+        assert!(offset + size <= self.regions[usize::from(bar)].size);
+        Ok(Arc::new(FakePage(u16::from(bar) << 8)))
+    }
+
+    fn set_vectors(&self, first: u32, eventfds: &[RawFd]) -> io::Result<()> {
+        self.fails(Fault::SetVectors)?;
+        let mut state = self.state.lock();
+        let first = usize::try_from(first).unwrap();
+        // New ones follow the old ones, or there were none.
+        assert_eq!(first, state.connected);
+        state.connected = first + eventfds.len();
+        Ok(())
+    }
+
+    fn disable_vectors(&self) -> io::Result<()> {
+        self.state.lock().connected = 0;
+        self.fails(Fault::DisableVectors)
+    }
+
+    fn set_request(&self, eventfd: RawFd) -> io::Result<()> {
+        self.state.lock().request = Some(eventfd);
+        Ok(())
+    }
+
+    fn set_error(&self, eventfd: RawFd) -> io::Result<()> {
+        self.fails(Fault::SetError)?;
+        self.state.lock().error = Some(eventfd);
+        Ok(())
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        assert!(self.doorbells.all().is_empty());
+        assert_eq!(self.state.lock().command, 0);
+        self.state.lock().resets += 1;
+        self.fails(Fault::Reset)
+    }
+}
+
+pub(super) struct Rig {
+    pub(super) model: Arc<Model>,
+    pub(super) vectors: Arc<FakeVectors>,
+    pub(super) doorbells: Arc<FakeDoorbells>,
+    pub(super) description: Description,
+}
+
+pub(super) fn region(size: u64) -> Region {
+    Region {
+        size,
+        areas: vec![(0, size)],
+    }
+}
+
+impl Rig {
+    pub(super) fn new(config: &[u8; 256], regions: [Region; BARS]) -> Self {
+        let doorbells = Arc::new(FakeDoorbells::default());
+        let model = Arc::new(Model {
+            state: Mutex::new(ModelState {
+                config: config.to_vec(),
+                ..ModelState::default()
+            }),
+            regions: regions.clone(),
+            doorbells: Arc::clone(&doorbells),
+        });
+        Self {
+            model,
+            vectors: Arc::new(FakeVectors::new(2048)),
+            doorbells,
+            description: Description {
+                driver: "vfio-pci".to_owned(),
+                regions,
+                vectors: 2048,
+                resizable: true,
+            },
+        }
+    }
+
+    /// A virtual function with a 32-bit BAR for MSI-X in BAR 1 and a 64-bit BAR in BAR 4.
+    pub(super) fn virtio() -> Self {
+        let mut regions: [Region; BARS] = Default::default();
+        regions[1] = region(0x1000);
+        regions[4] = region(0x4000);
+        // An I/O BAR.
+        regions[0] = region(0x20);
+        Self::new(&virtio_config(), regions)
+    }
+
+    pub(super) fn open(&self) -> Result<Arc<VfioPciDevice>, Error> {
+        let host = Box::new(Arc::clone(&self.model));
+        let function = HostFunction::new("vf", host, self.description.clone())?;
+        VfioPciDevice::new(function, &*self.vectors, self.doorbells.clone()).map(Arc::new)
+    }
+
+    pub(super) fn mapped(&self) -> Vec<u64> {
+        let all = self.doorbells.all().into_iter();
+        all.map(|reached| match reached {
+            Reached::Page(address, _) => address,
+            Reached::Eventfd(_) => panic!("a VFIO device has no kicks"),
+        })
+        .collect()
+    }
+}
+
+pub(super) fn virtio_config() -> [u8; 256] {
+    let mut bytes = [0; 256];
+    let mut put = |offset: usize, value: &[u8]| {
+        bytes[offset..offset + value.len()].copy_from_slice(value);
+    };
+    put(0x00, &[0xf4, 0x1a, 0x41, 0x10, 0x00, 0x00, 0x10, 0x00]);
+    put(0x08, &[1, 0, 0, 2]);
+    put(0x10, &[1]);
+    put(0x20, &[0x0c]);
+    put(0x2c, &[0xf4, 0x1a, 0x00, 0x11]);
+    put(0x34, &[0x40]);
+    put(0x3c, &[11, 1]);
+    // Power management, MSI, MSI-X of 3 vectors in BAR 1, PCI Express, common and window of virtio.
+    put(0x40, &[0x01, 0x48, 0xff, 0xff, 8, 0]);
+    put(0x48, &[0x05, 0x60, 0x80, 0]);
+    put(0x60, &[0x11, 0x70, 2, 0, 1, 0, 0, 0, 1, 8, 0, 0]);
+    put(
+        0x70,
+        &[0x10, 0xb0, 0x02, 0, 0xff, 0xff, 0xff, 0xef, 0xff, 0x7f],
+    );
+    put(
+        0xb0,
+        &[0x09, 0xc0, 16, 1, 4, 0, 0, 0, 0, 0, 0, 0, 0x38, 0, 0, 0],
+    );
+    put(0xc0, &[0x09, 0x40, 20, 5, 4, 9, 9, 9]);
+    bytes
+}
+
+pub(super) fn config_u32(device: &VfioPciDevice, offset: u16) -> u32 {
+    let mut data = [0; 4];
+    device.read_config(offset, &mut data);
+    u32::from_le_bytes(data)
+}
+
+/// The IDs and offsets of the capabilities that the guest sees.
+pub(super) fn shown(device: &VfioPciDevice) -> Vec<(u8, u16)> {
+    let mut chain = Vec::new();
+    let mut next = config_u32(device, 0x34) & 0xff;
+    while next != 0 {
+        assert!(chain.len() < 48, "a cycle");
+        let offset = u16::try_from(next).unwrap();
+        let [id, link, ..] = config_u32(device, offset).to_le_bytes();
+        chain.push((id, offset));
+        next = link.into();
+    }
+    chain
+}
