@@ -24,6 +24,8 @@ enum Fault {
     DisableVectors,
     SetError,
     Reset,
+    /// A reset while the host unbinds the device.
+    Busy,
     /// The mapping with this number.
     Map(usize),
 }
@@ -144,6 +146,9 @@ impl Host for Arc<Model> {
         assert!(self.doorbells.all().is_empty());
         assert_eq!(self.state.lock().command, 0);
         self.state.lock().resets += 1;
+        if self.fails(Fault::Busy).is_err() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         self.fails(Fault::Reset)
     }
 }
@@ -421,6 +426,12 @@ fn a_request_of_the_host_is_seen_once() {
     assert!(device.is_wanted_back());
     assert!(!device.is_wanted_back());
     assert_eq!(device.describe().requests, 1);
+    // The host holds the device, which does no harm any more.
+    device.write_config(4, &[6, 0]);
+    rig.model.set_fault(Some(Fault::Busy));
+    device.reset();
+    assert_eq!(device.describe().failures, 0);
+    assert_eq!(rig.model.command(), 0);
 }
 
 #[test]
