@@ -180,7 +180,7 @@ fn a_confined_vm_gets_and_returns_a_function_by_request() {
     limit_locked_memory(&scene.guest, None);
 
     let mut held = None;
-    for cycle in 0..3 {
+    for cycle in 0..2 {
         let plugged = scene.client.done("PUT", path, Some(&wanted)).unwrap();
         assert_eq!(plugged["state"], "Plugged", "{plugged}");
         wait_nics(&mut scene.guest, &[&mac]);
