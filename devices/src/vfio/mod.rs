@@ -46,6 +46,7 @@ mod open;
 mod region;
 mod uapi;
 
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -364,14 +365,29 @@ impl VfioPciDevice {
         self.check("write the device's command register", written);
     }
 
+    fn try_reset(&self) -> bool {
+        count(&self.counters.resets);
+        match self.host.reset() {
+            // The host's unbind holds the function's lock. Its memory and DMA are disabled, and its
+            // next driver resets it, as vfio-pci does when it is opened.
+            Err(error)
+                if error.kind() == ErrorKind::WouldBlock
+                    && self.counters.requests.load(Ordering::Relaxed) > 0 =>
+            {
+                tracing::debug!(device = %self.id, "the host resets the device itself");
+                false
+            }
+            result => self.check("reset the device", result),
+        }
+    }
+
     fn reset_locked(&self, state: &mut State) {
         state.bars.unmap_all();
         // From here on it neither answers nor reaches guest memory.
         self.set_command(0);
         state.interrupts.disable(&*self.host);
         if state.touched || self.has_failed() {
-            count(&self.counters.resets);
-            let reset = self.check("reset the device", self.host.reset());
+            let reset = self.try_reset();
             state.touched = !reset;
             self.failed.fetch_and(!reset, Ordering::Relaxed);
         }

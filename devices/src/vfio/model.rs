@@ -22,6 +22,8 @@ pub(super) enum Fault {
     DisableVectors,
     SetError,
     Reset,
+    /// A reset while the host unbinds the device.
+    Busy,
     /// The mapping with this number.
     Map(usize),
 }
@@ -142,6 +144,9 @@ impl Host for Arc<Model> {
         assert!(self.doorbells.all().is_empty());
         assert_eq!(self.state.lock().command, 0);
         self.state.lock().resets += 1;
+        if self.fails(Fault::Busy).is_err() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         self.fails(Fault::Reset)
     }
 }

@@ -173,6 +173,12 @@ fn a_request_of_the_host_is_seen_once() {
     assert!(device.is_wanted_back());
     assert!(!device.is_wanted_back());
     assert_eq!(device.describe().requests, 1);
+    // The host holds the device, which does no harm any more.
+    device.write_config(4, &[6, 0]);
+    rig.model.set_fault(Some(Fault::Busy));
+    device.reset();
+    assert_eq!(device.describe().failures, 0);
+    assert_eq!(rig.model.command(), 0);
 }
 
 #[test]

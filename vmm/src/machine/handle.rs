@@ -95,12 +95,12 @@ impl Handle {
     /// [`Handle::plug_nic`] does. The first function pins all guest RAM.
     ///
     /// # Errors
-    /// [`RequestError`]: the name is in use, the function cannot be given to a guest (the text has
-    /// the remedy), locked memory is too low, no slot is free.
+    /// [`RequestError`]: the name is in use, no slot is free, locked memory is too low, or the
+    /// function cannot be given to a guest. The text has the remedy.
     pub fn plug_vfio(&self, config: &VfioConfig) -> Result<VfioStatus, RequestError> {
         self.ensure_unused(&config.name())?;
         let passthrough = self.0.passthrough.upgrade().ok_or(RequestError::Ended)?;
-        let function = passthrough.open(config, &self.memory()?)?;
+        let function = Box::new(passthrough.open(config, &self.memory()?)?);
         let plugged = self.ask(|answer| Request::PlugFunction { function, answer })?;
         Ok(plugged?.of()?)
     }

@@ -1,7 +1,7 @@
 //! Opens functions of the host for the machine, on any thread.
 //!
-//! Owns KVM's device for VFIO, of which a VM has at most one, and the address space that all open
-//! functions share while there is one. It must not know which functions the guest has.
+//! Owns KVM's device for VFIO, of which a VM has at most one. Owns the address space that all open
+//! functions share. It must not know which functions the guest has.
 
 use std::sync::{Arc, Weak};
 

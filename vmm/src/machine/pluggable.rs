@@ -12,8 +12,8 @@
 //!                  changes nothing                  (again)      for hot-plug stays here
 //! ```
 //! A function that the host wants back becomes UnplugRequested without a request, and leaves after
-//! 10 s even if the guest does not eject it. A vDPA device that the host removes becomes DeviceRemoved instead of UnplugRequested, without a
-//! request.
+//! 10 s even if the guest does not eject it. A vDPA device that the host removes becomes
+//! DeviceRemoved instead of UnplugRequested, without a request.
 
 use std::fmt;
 use std::path::PathBuf;

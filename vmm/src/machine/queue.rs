@@ -38,7 +38,7 @@ pub(super) enum Request<M> {
     },
     /// Plug this opened function of the host.
     PlugFunction {
-        function: Function,
+        function: Box<Function>,
         answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
     },
     /// Return the state of the host's functions, by name.

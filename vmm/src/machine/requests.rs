@@ -32,7 +32,7 @@ impl Machine {
             let _ = match request {
                 Request::Plug { device, answer } => answer.send(self.plug(device)).is_ok(),
                 Request::PlugFunction { function, answer } => {
-                    answer.send(self.plug_function(function)).is_ok()
+                    answer.send(self.plug_function(*function)).is_ok()
                 }
                 Request::Functions { answer } => {
                     answer.send(self.device_manager.functions()).is_ok()

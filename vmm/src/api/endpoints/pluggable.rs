@@ -1,5 +1,5 @@
-//! The common part of the endpoints of NICs, disks and functions of the host: pluggable devices,
-//! which belong to the configuration before boot and to the VM afterwards.
+//! The common part of the endpoints of NICs, disks and functions of the host. These pluggable
+//! devices belong to the configuration before boot and to the VM afterwards.
 //!
 //! Owns the choice between these two, and the effect of each method. It must not know the
 //! configuration of a kind of device, nor its description. A plugged device cannot change, except
