@@ -44,7 +44,7 @@ pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) ->
     machine(&mut command);
     let behind = if nic.iommu {
         command.args(["-device", "virtio-iommu-pci"]);
-        ",iommu_platform=on,disable-legacy=on"
+        ",iommu_platform=on,disable-legacy=on,page-per-vq=on"
     } else {
         ""
     };
