@@ -43,7 +43,7 @@ pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) ->
     let mut command = without_nic(program, guest);
     let behind = if nic.iommu {
         command.args(["-device", "virtio-iommu-pci"]);
-        ",iommu_platform=on,disable-legacy=on"
+        ",iommu_platform=on,disable-legacy=on,page-per-vq=on"
     } else {
         ""
     };
