@@ -19,8 +19,8 @@ use bellhop_api::machine::{
     WantedState,
 };
 use devices::virtio::block::disk::Disk;
-use vmm::boot::{self, BootSource};
 use vdpa_mgmt::pci::FormerDriver;
+use vmm::boot::{self, BootSource};
 use vmm::config::{DiskConfig, VdpaSource, VfioConfig, VmConfig};
 use vmm::migration::connector;
 use vmm::sandbox::cgroup::Limits;

@@ -400,7 +400,9 @@ impl Record {
         match step {
             Step::Process { .. } => self.steps.len(),
             Step::Directories => 0,
-            Step::Nic { .. } | Step::Function { .. } => self.process_at().unwrap_or(self.steps.len()),
+            Step::Nic { .. } | Step::Function { .. } => {
+                self.process_at().unwrap_or(self.steps.len())
+            }
         }
     }
 
@@ -450,14 +452,17 @@ impl Record {
     pub(crate) fn unwanted_functions(&self) -> Vec<Address> {
         let wanted: Vec<Address> = self.spec.functions().collect();
         let bound = self.bound_functions().map(|(_, former)| former.function);
-        bound.filter(|function| !wanted.contains(function)).collect()
+        bound
+            .filter(|function| !wanted.contains(function))
+            .collect()
     }
 
     /// Forgets functions that were bound in another boot of the host than this one. Returns whether
     /// there were any.
     pub(crate) fn forget_functions(&mut self, this_boot: &str) -> bool {
         let before = self.steps.len();
-        let is_now = |step: &Step| !matches!(step, Step::Function { boot, .. } if boot != this_boot);
+        let is_now =
+            |step: &Step| !matches!(step, Step::Function { boot, .. } if boot != this_boot);
         self.steps.retain(is_now);
         self.steps.len() != before
     }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::usage::VFIO;
 use super::{Address, Function, Pci};
 use crate::error::{Error, ErrorKind, existing};
+use crate::sysfs::{link_name, names};
 
 /// Drivers that leave the memory of their function to the other functions of its IOMMU group.
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
@@ -90,6 +91,23 @@ impl Pci {
             }
         }
         self.check_unused(function)
+    }
+
+    /// All functions that are bound to a VFIO driver, by address.
+    ///
+    /// # Errors
+    /// `Failed`.
+    pub fn bound_to_vfio(&self) -> Result<Vec<Address>, Error> {
+        let mut found = Vec::new();
+        for name in names(&self.devices)? {
+            let Ok(address) = name.parse() else { continue };
+            let driver = link_name(&self.directory(address).join("driver"))?;
+            if driver.is_some_and(|driver| is_vfio(&driver)) {
+                found.push(address);
+            }
+        }
+        found.sort();
+        Ok(found)
     }
 
     /// The other functions of its IOMMU group that have a driver of the host: then no guest can

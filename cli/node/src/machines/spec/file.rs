@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(names, ["a", "b"]);
         let error = check(None, fields(file)).unwrap_err().to_string();
         assert!(error.contains("give `nics`"), "{error}");
-        let file = json!({"kernel": "k", "vfio": [{"host": "0000:03:10.1"}]});
+        let file = json!({"kernel": "/k", "vfio": [{"host": "0000:03:10.1"}]});
         let there = super::machine(fields(file.clone())).unwrap().vfio;
         assert_eq!(there[0].name(), "0000:03:10.1");
         check(None, fields(file)).unwrap();
