@@ -39,7 +39,15 @@ impl Before {
         }
     }
 
+    /// Fails with the differences of the node's own part.
+    #[allow(dead_code, reason = "most tests compare the host, too")]
+    #[track_caller]
+    pub(crate) fn assert_same_node(&self, node: &Node, when: &str) {
+        node.same_but_descriptors(&self.node, when).unwrap();
+    }
+
     /// Fails with the differences.
+    #[allow(dead_code, reason = "not all tests compare the host")]
     #[track_caller]
     pub(crate) fn assert_same(&self, node: &Node, when: &str) {
         node.same(&self.node, when).unwrap();
