@@ -1,6 +1,7 @@
 //! The tree of [`vdpa_mgmt::topology`] as text for people.
 
 use std::fmt::{Display, Write as _};
+use std::path::Path;
 
 use bellhop_api::config::show_list;
 use bellhop_common::text::address;
@@ -59,6 +60,7 @@ fn physical_function(physical: &PhysicalFunction, topology: &Topology) -> Node {
     let virtual_ones = physical.virtual_functions.iter();
     let subfunctions = physical.subfunctions.iter();
     Node::new(text)
+        .with(vfio_group(function, topology))
         .with(below(&function.mgmtdevs, &function.vdpa_devices, topology))
         .with(virtual_ones.map(|one| virtual_function(one, topology)))
         .with(subfunctions.map(|one| subfunction(one, topology)))
@@ -70,6 +72,7 @@ fn virtual_function(one: &VirtualFunction, topology: &Topology) -> Node {
     let name = format!("vf {} pci/{}:", one.index, function.address);
     Node::new(described(name, function))
         .with(one.representor.iter().map(representor))
+        .with(vfio_group(function, topology))
         .with(below(&function.mgmtdevs, &function.vdpa_devices, topology))
 }
 
@@ -133,16 +136,30 @@ fn device(one: &Device, all_seen: bool) -> Node {
     let Some(path) = &one.path else {
         return Node::new(text);
     };
-    let mut file = Node::new(path.display().to_string());
-    if one.holders.is_empty() && all_seen {
-        file = Node::new(format!("{}: free", path.display()));
-    }
-    let holders = one.holders.iter().map(|one| Node::new(holder(one)));
-    file = file.with(holders);
+    let mut file = held(path, &one.holders, all_seen);
     if !one.holders.is_empty() {
         file = file.with([Node::new(doorbells(one)), Node::new(posted_interrupts(one))]);
     }
     Node::new(text).with([file])
+}
+
+/// The file by which a program uses a function through VFIO.
+fn vfio_group(function: &PciFunction, topology: &Topology) -> Option<Node> {
+    let group = function.vfio.as_ref()?;
+    Some(held(
+        &group.path,
+        &group.holders,
+        topology.all_processes_seen,
+    ))
+}
+
+/// A device's file and the processes that have it open.
+fn held(path: &Path, holders: &[DeviceHolder], all_seen: bool) -> Node {
+    let mut text = path.display().to_string();
+    if holders.is_empty() && all_seen {
+        text.push_str(": free");
+    }
+    Node::new(text).with(holders.iter().map(|one| Node::new(holder(one))))
 }
 
 fn holder(one: &DeviceHolder) -> String {
@@ -153,6 +170,7 @@ fn holder(one: &DeviceHolder) -> String {
     if let Some(run) = &one.bellhop {
         text.push_str(", a virtual machine:");
         put(&mut text, "config", run.config.as_deref());
+        put(&mut text, "api-socket", run.api_socket.as_deref());
         put(&mut text, "kernel", run.kernel.as_deref());
         put(&mut text, "id", run.id.as_deref());
     }

@@ -39,7 +39,15 @@ impl Before {
         }
     }
 
+    /// Fails with the differences of the node's own part.
+    #[allow(dead_code, reason = "most tests compare the host, too")]
+    #[track_caller]
+    pub(crate) fn assert_same_node(&self, node: &Node, when: &str) {
+        node.same_but_descriptors(&self.node, when).unwrap();
+    }
+
     /// Fails with the differences.
+    #[allow(dead_code, reason = "not all tests compare the host")]
     #[track_caller]
     pub(crate) fn assert_same(&self, node: &Node, when: &str) {
         node.same(&self.node, when).unwrap();
@@ -69,11 +77,24 @@ pub(crate) fn spec(nics: &Value) -> Value {
 }
 
 /// Creates a machine with one request, and waits until its guest is ready.
+#[allow(dead_code, reason = "not all tests have vDPA NICs")]
 #[track_caller]
 pub(crate) fn made(node: &Node, name: &str, nics: &Value) -> (Value, Guest) {
+    created(node, name, &spec(nics))
+}
+
+/// The same with this body of the request.
+#[track_caller]
+pub(crate) fn created(node: &Node, name: &str, body: &Value) -> (Value, Guest) {
     let path = format!("/v1/vms/{name}");
-    let answer = node.api.ask("PUT", &path, Some(&spec(nics))).unwrap();
+    let answer = node.api.ask("PUT", &path, Some(body)).unwrap();
     assert_eq!(answer.status, 201, "{}\n{}", answer.body, node.said());
+    attached(node, name)
+}
+
+/// The machine and its guest, once it is ready.
+#[track_caller]
+pub(crate) fn attached(node: &Node, name: &str) -> (Value, Guest) {
     let vm = node.await_phase(name, "Running").unwrap();
     let console = vm["status"]["console"]["socket"].as_str().unwrap();
     let pid = u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap();

@@ -64,6 +64,7 @@ mod undo;
 mod virtual_function;
 mod wait;
 
+pub use choose::host_use;
 pub use error::{MakeError, NicError, NotUndone, RemoveError};
 pub use nics::{DEFAULT_PATIENCE, Nics};
 pub use observer::{Activity, Observer, Progress, Silent};

@@ -12,6 +12,7 @@
 mod address;
 mod bind;
 mod usage;
+mod vfio;
 
 use std::fs;
 use std::io::ErrorKind as IoErrorKind;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 pub use address::Address;
 pub(super) use bind::no_driver;
+pub use vfio::FormerDriver;
 
 use super::bus::Bus;
 use super::error::{Error, ErrorKind, existing};

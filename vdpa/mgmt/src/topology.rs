@@ -1,7 +1,7 @@
 //! All of vDPA on this machine as one tree, from NICs to the programs that use them.
 //!
 //! ```text
-//!   PCI function ─┬─ virtual function ── representor
+//!   PCI function ─┬─ virtual function ── representor, /dev/vfio/N ── holder, VM
 //!                 ├─ subfunction ─────── representor
 //!                 └─(each)─ management device ── vDPA device ─┬─ /dev/vhost-vdpa-N ── holder, VM
 //!   simulator, VDUSE ────── management device ── …            └─ queues: doorbell, posting
@@ -46,7 +46,7 @@ pub use management::{Management, ManagementState};
 pub use processes::{BellhopRun, DeviceHolder};
 pub use tree::{
     Class, Device, Doorbell, ManagementDevice, PciFunction, PhysicalFunction, PostedInterrupt,
-    PostingObstacle, Queue, Representor, Subfunction, Topology, VirtualFunction,
+    PostingObstacle, Queue, Representor, Subfunction, Topology, VfioGroup, VirtualFunction,
 };
 
 use super::error::Error;

@@ -49,11 +49,17 @@ fn holds(process: &Path, device_number: u64) -> bool {
         .flatten()
         .flatten()
         // Following the link gives the open file itself, even if its name in /dev was removed or
-        // belongs to another mount namespace. Only links into /dev are followed: a stat of a file
-        // on a dead network file system would hang.
-        .filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target.starts_with("/dev")))
+        // belongs to another mount namespace.
+        .filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| is_in_dev(&target)))
         .filter_map(|entry| fs::metadata(entry.path()).ok())
         .any(|file| file.file_type().is_char_device() && file.rdev() == device_number)
+}
+
+/// Whether an open file is in a directory of device files: that of this host, or that of a sandbox
+/// of Bellhop. Other files are not looked at: a stat on a dead network file system would hang.
+#[must_use]
+pub fn is_in_dev(target: &Path) -> bool {
+    target.starts_with("/dev") || target.starts_with("/jail/dev")
 }
 
 /// The name of the process with this directory in `/proc`. Unprintable characters are replaced,

@@ -40,11 +40,13 @@ const NEW_ROOT: &str = "/proc";
 /// The root of the process, below that of its mount namespace.
 const JAIL: &str = "jail";
 const DEVICES: [&str; 3] = ["/dev/kvm", "/dev/null", "/dev/urandom"];
-/// Where the VMM looks up devices, free huge pages and the limits of vhost-vdpa.
-const SYSFS: [&str; 5] = [
+/// Where the VMM looks up devices, IOMMU groups, free huge pages and the limits of vhost-vdpa.
+const SYSFS: [&str; 7] = [
+    "/sys/bus/pci/devices",
     "/sys/dev/block",
     "/sys/dev/char",
     "/sys/devices",
+    "/sys/kernel/iommu_groups",
     "/sys/kernel/mm/hugepages",
     "/sys/module",
 ];

@@ -7,17 +7,18 @@ use bellhop_common::error::Error;
 
 use super::finding::Finding;
 use super::host::Host;
-use super::nics;
+use super::{nics, vfio};
 
 const NAME: &str = "groups";
-const GROUPS: &str = "/sys/kernel/iommu_groups";
+pub(super) const GROUPS: &str = "/sys/kernel/iommu_groups";
 
 /// Checks the groups and the kernel's command line.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let functions = nics::functions(host).unwrap_or_default();
     let needs_it = functions
         .iter()
-        .any(|function| function.parent.platform_iommu);
+        .any(|function| function.parent.platform_iommu)
+        || vfio::functions(host).is_ok_and(|functions| !functions.is_empty());
     let mut findings = vec![Finding::or_unread(NAME, groups(host, needs_it))];
     findings.extend(command_line(host));
     for function in functions
@@ -58,16 +59,21 @@ fn groups(host: &Host, needs_it: bool) -> Result<Finding, Error> {
         ));
     }
     let (state, who): (fn(&'static str, String) -> Finding, _) = if needs_it {
-        (Finding::missing, "a NIC of this host needs it")
+        (Finding::missing, "a function of this host needs it")
     } else {
         (
             Finding::warning,
             "all NICs except those of mlx5_core need it; simulators do not",
         )
     };
-    Ok(state(NAME, format!("the IOMMU is off ({who})"))
+    Ok(enable(state(NAME, format!("the IOMMU is off ({who})"))))
+}
+
+/// Adds how to enable the IOMMU.
+pub(super) fn enable(finding: Finding) -> Finding {
+    finding
         .mend("enable VT-d or AMD-Vi (IOMMU) in the firmware setup")
-        .mend("kernel command line: intel_iommu=on iommu=pt    (AMD: iommu=pt)"))
+        .mend("kernel command line: intel_iommu=on iommu=pt    (AMD: iommu=pt)")
 }
 
 /// The IOMMU options of the kernel's command line. `None`: there are none.

@@ -5,9 +5,9 @@
 
 use bellhop_common::error::Error;
 
-use super::devices;
 use super::finding::Finding;
 use super::host::{Host, odd};
+use super::{devices, vfio};
 
 /// The default guest memory of `bellhop run`, in bytes.
 pub(super) const DEFAULT_MEMORY: u64 = 512 << 20;
@@ -23,7 +23,8 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
         Ok(None) => return vec![Finding::ok(NAME, "unlimited")],
         Err(why) => return vec![Finding::unread(NAME, &why)],
     };
-    let pinned = devices::pin_memory(host);
+    let pinned = devices::pin_memory(host)
+        || vfio::functions(host).is_ok_and(|functions| !functions.is_empty());
     let found = format!(
         "{} KiB: each device that pins memory counts all RAM of its guest against this limit ({})",
         limit / 1024,

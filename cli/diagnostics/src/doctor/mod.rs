@@ -23,6 +23,7 @@ mod nics;
 mod numa;
 mod rights;
 mod text;
+mod vfio;
 
 use serde::Serialize;
 
@@ -35,13 +36,14 @@ pub use text::{COLUMNS, table, text};
 type Look = fn(&Host) -> Vec<Finding>;
 
 /// All checks, each with the name of its group, in the order of the report.
-const CHECKS: [(&str, Look); 12] = [
+const CHECKS: [(&str, Look); 13] = [
     ("kvm", kvm::check),
     ("kernel", kernel::check),
     ("modules", modules::check),
     ("iommu", iommu::check),
     ("nics", nics::check),
     ("devices", devices::check),
+    ("vfio", vfio::check),
     ("memlock", memlock::check),
     ("hugepages", hugepages::check),
     ("iotlb", iotlb::check),

@@ -2,6 +2,7 @@
 //!
 //! Owns all access of a step to the host.
 
+mod functions;
 mod nics;
 
 use std::fmt;
@@ -18,8 +19,9 @@ use bellhop_api::machine::{
     WantedState,
 };
 use devices::virtio::block::disk::Disk;
+use vdpa_mgmt::pci::FormerDriver;
 use vmm::boot::{self, BootSource};
-use vmm::config::{DiskConfig, VdpaSource, VmConfig};
+use vmm::config::{DiskConfig, VdpaSource, VfioConfig, VmConfig};
 use vmm::migration::connector;
 use vmm::sandbox::cgroup::Limits;
 use vmm::sandbox::namespaces::Access;
@@ -187,6 +189,7 @@ impl Machines {
         for nic in record.nics_now(vm) {
             files.extend(self.devices_to_open(vm, &nic)?);
         }
+        files.extend(functions::files(record.running())?);
         Ok(files)
     }
 
@@ -315,7 +318,21 @@ impl Host for Machines {
         check_files(spec.machine())?;
         spec.nics()
             .iter()
-            .try_for_each(|nic| self.check_nic(vm, nic))
+            .try_for_each(|nic| self.check_nic(vm, nic))?;
+        let mut functions = spec.machine().vfio.iter();
+        functions.try_for_each(|function| self.check_function(function).map(drop))
+    }
+
+    fn check_function(&self, function: &VfioConfig) -> Result<Option<FormerDriver>, Error> {
+        functions::check(function)
+    }
+
+    fn bind_function(&self, former: &FormerDriver) -> Result<(), Error> {
+        functions::bind(former)
+    }
+
+    fn release_function(&self, vm: &VmName, former: &FormerDriver) -> Result<(), Error> {
+        functions::release(vm, former)
     }
 
     fn make_directories(&self, vm: &VmName) -> Result<(), Error> {

@@ -166,6 +166,11 @@ impl Machines {
         let others: Vec<Arc<VmEntry>> = self.entries().values().cloned().collect();
         for other in others.iter().filter(|other| other.name() != entry.name()) {
             let view = other.view().clone();
+            let functions = view.record.iter().flat_map(Record::functions);
+            let functions = functions.chain(view.pending.iter().flat_map(VmSpec::functions));
+            for function in functions {
+                taken.push((function.to_string().into(), other.name().clone()));
+            }
             let specs = view.record.iter().flat_map(Record::specs);
             for nic in specs.chain(&view.pending).flat_map(VmSpec::nics) {
                 for device in self.devices_of(other.name(), nic) {
@@ -174,7 +179,9 @@ impl Machines {
             }
         }
         let wanted = spec.nics().iter();
-        for device in wanted.flat_map(|nic| self.devices_of(entry.name(), nic)) {
+        let wanted = wanted.flat_map(|nic| self.devices_of(entry.name(), nic));
+        let functions = spec.functions().map(|one| one.to_string().into());
+        for device in wanted.chain(functions) {
             if let Some((device, by)) = taken.iter().find(|(taken, _)| *taken == device) {
                 let message = format!(
                     "{} already belongs to the virtual machine {by}: only one VM can use a device",

@@ -214,6 +214,9 @@ impl Machines {
             return Err(taken(vm, &record));
         }
         let now = running.as_ref().map(|running| spec.with_machine(running));
+        // A program other than a daemon may ask for it.
+        spec.check_can_move()?;
+        now.iter().try_for_each(VmSpec::check_can_move)?;
         let missing = spec
             .boot_files()
             .chain(now.iter().flat_map(VmSpec::boot_files))

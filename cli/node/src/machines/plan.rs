@@ -40,6 +40,11 @@ impl Machines {
         for nic in spec.nics() {
             steps.extend(self.steps_of(vm, nic)?);
         }
+        for function in &spec.machine().vfio {
+            if let Some(former) = self.check_function(function)? {
+                steps.push(format!("bind {} to vfio-pci", former.function));
+            }
+        }
         steps.extend(start_steps(spec));
         Ok(Plan { steps })
     }

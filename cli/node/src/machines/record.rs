@@ -18,11 +18,12 @@ use bellhop_api::config::VmConfig;
 use bellhop_api::machine::{End, EndReason};
 use bellhop_api::merge_patch;
 use serde::{Deserialize, Serialize, Serializer};
+use vdpa_mgmt::pci::{Address, FormerDriver};
 
 use super::incoming::IncomingMigration;
 use super::outgoing::{GuestLocation, OutgoingMigration, Process, locate_guest};
 use super::process::Identity;
-use super::spec::{Desired, DeviceId, NicId, NicSpec, VmName, VmSpec};
+use super::spec::{Desired, DeviceId, NicId, NicSpec, VmName, VmSpec, addresses};
 use crate::peers::Peer;
 
 /// The phase of a VM's life.
@@ -56,6 +57,13 @@ pub(crate) enum Step {
         )]
         backup: bool,
     },
+    /// A function that was bound to vfio-pci for it.
+    Function {
+        /// Its former driver.
+        former: FormerDriver,
+        /// The boot ID of the host at that time: a binding ends with the boot.
+        boot: String,
+    },
     /// The process that runs the VM.
     Process {
         /// Its identity; none until it is known. Until then its mark identifies it.
@@ -74,6 +82,7 @@ impl Step {
                 id, backup: true, ..
             } => format!("the backup device of NIC {id}"),
             Self::Nic { id, .. } => format!("the device of NIC {id}"),
+            Self::Function { former, .. } => format!("the driver of {}", former.function),
             Self::Process { .. } => "its process".to_owned(),
         }
     }
@@ -87,6 +96,7 @@ impl fmt::Display for Step {
                 id, backup: true, ..
             } => write!(f, "backup {id}"),
             Self::Nic { id, .. } => write!(f, "nic {id}"),
+            Self::Function { former, .. } => write!(f, "function {}", former.function),
             Self::Process { .. } => f.write_str("process"),
         }
     }
@@ -290,6 +300,8 @@ impl Record {
                 let nic = former.nic(id);
                 nic.is_none() || nic == self.spec.nic(id)
             }
+            // Its former driver is known.
+            Step::Function { .. } => true,
             Step::Process { .. } => false,
         };
         if !self.steps.iter().all(fits) {
@@ -388,7 +400,9 @@ impl Record {
         match step {
             Step::Process { .. } => self.steps.len(),
             Step::Directories => 0,
-            Step::Nic { .. } => self.process_at().unwrap_or(self.steps.len()),
+            Step::Nic { .. } | Step::Function { .. } => {
+                self.process_at().unwrap_or(self.steps.len())
+            }
         }
     }
 
@@ -409,6 +423,48 @@ impl Record {
     pub(crate) fn device_at(&self, name: &str) -> Option<usize> {
         let is_its = |step: &Step| matches!(step, Step::Nic { device, .. } if device == name);
         self.steps.iter().position(is_its)
+    }
+
+    /// The functions that are reserved for this VM: those of its specs and of its process, and those
+    /// that were bound for it.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = Address> {
+        let specs = self.specs().flat_map(VmSpec::functions);
+        let bound = self.bound_functions().map(|(_, former)| former.function);
+        specs.chain(addresses(self.running())).chain(bound)
+    }
+
+    /// The former driver of a function that was bound to vfio-pci for it, with the position of the
+    /// step.
+    pub(crate) fn bound_function(&self, function: Address) -> Option<(usize, &FormerDriver)> {
+        let mut bound = self.bound_functions();
+        bound.find(|(_, former)| former.function == function)
+    }
+
+    fn bound_functions(&self) -> impl Iterator<Item = (usize, &FormerDriver)> {
+        let steps = self.steps.iter().enumerate();
+        steps.filter_map(|(place, step)| match step {
+            Step::Function { former, .. } => Some((place, former)),
+            _ => None,
+        })
+    }
+
+    /// The functions that were bound for it and that its next process does not have.
+    pub(crate) fn unwanted_functions(&self) -> Vec<Address> {
+        let wanted: Vec<Address> = self.spec.functions().collect();
+        let bound = self.bound_functions().map(|(_, former)| former.function);
+        bound
+            .filter(|function| !wanted.contains(function))
+            .collect()
+    }
+
+    /// Forgets functions that were bound in another boot of the host than this one. Returns whether
+    /// there were any.
+    pub(crate) fn forget_functions(&mut self, this_boot: &str) -> bool {
+        let before = self.steps.len();
+        let is_now =
+            |step: &Step| !matches!(step, Step::Function { boot, .. } if boot != this_boot);
+        self.steps.retain(is_now);
+        self.steps.len() != before
     }
 
     /// Whether any device was created for a NIC.

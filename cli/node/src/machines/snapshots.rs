@@ -106,6 +106,12 @@ fn check_devices(spec: &VmSpec, saved: &VmConfig) -> Result<(), Error> {
             list(wanted)
         )));
     }
+    if let Some(function) = spec.machine().vfio.first() {
+        return Err(Error::invalid(format!(
+            "vfio: a snapshot has no functions by VFIO, but the spec has {}: remove it",
+            function.name()
+        )));
+    }
     let disks = saved.disks.iter().enumerate();
     let disks = disks.map(|(number, disk)| DiskConfig {
         id: Some(disk.name(number)),

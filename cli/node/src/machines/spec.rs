@@ -25,7 +25,8 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::{PartialSchema, ToSchema};
 use vdpa_mgmt::NetConfig;
-use vmm::config::{DiskConfig, IommuConfig, VmConfig};
+use vdpa_mgmt::pci::Address;
+use vmm::config::{DiskConfig, IommuConfig, VfioConfig, VmConfig};
 
 pub(crate) use self::body::{VmBody, VmPatch, refused};
 pub(crate) use self::name::{OWNER, VmName, bad_vm_name, owned_by};
@@ -78,6 +79,12 @@ pub(crate) enum NodeMigrationRequest {
     Send(SendToNode),
     /// Wait for it: the request of another node's daemon.
     Receive(Box<ReceiveFromNode>),
+}
+
+/// The addresses of a VM's functions by VFIO.
+pub(crate) fn addresses(machine: &VmConfig) -> impl Iterator<Item = Address> {
+    let hosts = machine.vfio.iter().filter_map(VfioConfig::host);
+    hosts.filter_map(|host| host.parse().ok())
 }
 
 fn two_nics(id: &NicId) -> Error {
@@ -150,16 +157,33 @@ impl VmSpec {
         spec
     }
 
+    /// Fails if the state of a VM with this spec cannot be taken out of it.
+    ///
+    /// # Errors
+    /// It has a function by VFIO.
+    pub(crate) fn check_can_move(&self) -> Result<(), Error> {
+        let Some(function) = self.machine.vfio.first() else {
+            return Ok(());
+        };
+        let message = format!(
+            "the machine cannot be saved or migrated with VFIO device {}, whose state is in the \
+             device: stop it",
+            function.name()
+        );
+        Err(Error::conflict("has_vfio", message))
+    }
+
     /// The spec for another node: see [`NicSpec::elsewhere`]. `device` returns the configuration
     /// that a NIC's device on this host reports.
     ///
     /// # Errors
-    /// A NIC cannot be converted.
+    /// A NIC cannot be converted, or the VM has a function by VFIO.
     pub(crate) fn elsewhere(
         &self,
         from: Option<&str>,
         device: impl Fn(&NicSpec) -> Option<NetConfig>,
     ) -> Result<Self, Error> {
+        self.check_can_move()?;
         let mut spec = self.clone();
         for nic in &mut spec.nics {
             *nic = nic.elsewhere(from, device(nic).as_ref())?;
@@ -180,6 +204,11 @@ impl VmSpec {
         let mut spec = self.clone();
         spec.nics.retain(|nic| nic.id() != id);
         spec
+    }
+
+    /// The addresses of its functions by VFIO. A checked spec has no function without one.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = Address> {
+        addresses(&self.machine)
     }
 
     /// The disk of this name.
@@ -214,9 +243,24 @@ impl VmSpec {
                  underscores, colons or hyphens"
             )));
         }
-        let nics = self.nics.iter().map(|nic| nic.id().as_str());
-        let mut names = BTreeSet::from([RNG, IOMMU]);
-        match nics.chain(ids).find(|id| !names.insert(*id)) {
+        let vfio = &self.machine.vfio;
+        let bad = |function: &VfioConfig| function.name().parse::<DeviceId>().is_err();
+        if let Some(number) = vfio.iter().position(bad) {
+            return Err(Error::invalid(format!(
+                "vfio[{number}].id: a device's name has letters, digits, dots, underscores, colons \
+                 or hyphens"
+            )));
+        }
+        if let Some(number) = vfio.iter().position(|function| function.host().is_none()) {
+            return Err(Error::invalid(format!(
+                "vfio[{number}]: give `host`, the address of a PCI function of this node"
+            )));
+        }
+        let nics = self.nics.iter().map(|nic| nic.id().to_string());
+        let functions = vfio.iter().map(VfioConfig::name);
+        let mut names = BTreeSet::from([RNG, IOMMU].map(str::to_owned));
+        let all = nics.chain(ids.map(str::to_owned)).chain(functions);
+        match all.into_iter().find(|id| !names.insert(id.clone())) {
             Some(id) => Err(Error::invalid(format!(
                 "another device of the VM has the id {id}: give this one another id"
             ))),
@@ -277,7 +321,6 @@ impl VmSpec {
             _ => Map::new(),
         };
         members.remove(VDPA);
-        members.remove(VFIO);
         for (name, value) in [
             ("nics", serde_json::to_value(&self.nics)?),
             ("state", json!(self.state)),
@@ -322,10 +365,6 @@ impl VmSpec {
         if members.contains_key(VDPA) {
             return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
         }
-        if members.contains_key(VFIO) {
-            let message = "unknown field `vfio`: only `bellhop run` passes functions through";
-            return Err(de::Error::custom(message));
-        }
         let known: Vec<String> = match Self::schema() {
             RefOr::T(Schema::Object(object)) => object.properties.into_keys().collect(),
             _ => Vec::new(),
@@ -340,9 +379,8 @@ impl VmSpec {
     }
 }
 
-/// The fields of [`VmConfig`] that clients of the node cannot set.
+/// The field of [`VmConfig`] that clients of the node cannot set.
 const VDPA: &str = "vdpa";
-const VFIO: &str = "vfio";
 
 impl<'de> Deserialize<'de> for VmSpec {
     // Written by hand: serde's `flatten` neither rejects unknown fields nor reports the position of
@@ -392,7 +430,6 @@ impl PartialSchema for VmSpec {
             _ => Object::new(),
         };
         object.properties.remove(VDPA);
-        object.properties.remove(VFIO);
         let nics = ArrayBuilder::new()
             .items(NicSpec::schema())
             .description(Some("Its NICs, in the order of their PCI slots"));

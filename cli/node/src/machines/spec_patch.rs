@@ -61,13 +61,19 @@ impl Machines {
         let (spec, condition, changes) = patched(vm, &record.spec, patch)?;
         condition.check(vm, Some(&record))?;
         spec.check(vm)?;
-        let has_other_nics = spec.nics() != record.spec.nics();
+        let has_other_functions = spec.machine().vfio != record.spec.machine().vfio;
+        // A process keeps the functions that it has until its end.
+        let has_other_nics = spec.nics() != record.spec.nics()
+            || (has_other_functions && record.process().is_none());
         check_devices(vm, &record, &spec)?;
         if has_other_nics {
             self.check(vm, &spec)?;
             self.reserve(entry, &spec)?;
         } else if spec.machine() != record.spec.machine() {
             check_files(spec.machine())?;
+            if has_other_functions {
+                self.reserve(entry, &spec)?;
+            }
         }
         if !dry_run && !changes.is_empty() {
             if has_other_nics {

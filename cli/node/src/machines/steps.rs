@@ -1,7 +1,8 @@
 //! The steps of a VM's life, in order, and their rollback.
 //!
 //! ```text
-//!   create   directories ─> a device for each NIC, and its backup ─> [start]
+//!   create   directories ─> a device for each NIC, and its backup ─> functions bound to vfio-pci
+//!              ─> [start]
 //!   replace  checked ─> undone as for delete ─> as create ─> fails: undone, former VM restored
 //!   start    devices that are gone (the host was rebooted) ─> process ─> configured, NICs, booted
 //!   ask      marked in the record ─> requested to power off
@@ -18,6 +19,7 @@
 //! any call.
 
 mod disks;
+mod functions;
 mod incoming;
 mod nics;
 mod outgoing;
@@ -30,7 +32,8 @@ use axum::http::StatusCode;
 use bellhop_api::machine::{End, EndReason};
 use vdpa::causes::in_one_line;
 use vdpa_mgmt::journal::{Journal, StepEvent};
-use vmm::config::DiskConfig;
+use vdpa_mgmt::pci::FormerDriver;
+use vmm::config::{DiskConfig, VfioConfig};
 use vmm::migration::endpoint::Endpoint;
 
 use super::incoming::{IncomingOutcome, IncomingReport};
@@ -104,6 +107,13 @@ pub(crate) trait Host: Send + Sync {
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error>;
     /// Whether the host has no such device any more.
     fn is_gone(&self, device: &str) -> bool;
+    /// Checks whether the VM can have this function. Returns its driver if it must be bound to
+    /// vfio-pci first. The VM does not run.
+    fn check_function(&self, function: &VfioConfig) -> Result<Option<FormerDriver>, Error>;
+    /// Binds a function to vfio-pci, unless it is.
+    fn bind_function(&self, former: &FormerDriver) -> Result<(), Error>;
+    /// Gives a function its former driver again, unless it has another one meanwhile.
+    fn release_function(&self, vm: &VmName, former: &FormerDriver) -> Result<(), Error>;
     /// The user for the VM's process; none if it has the daemon's.
     fn user(&self, _vm: &VmName) -> Result<Option<u32>, Error> {
         Ok(None)
@@ -198,6 +208,8 @@ impl Journal for Steps<'_> {
         match step {
             Step::Directories => host.remove_directories(vm),
             Step::Nic { device, .. } => host.remove_nic(vm, device),
+            Step::Function { boot, .. } if *boot != host.boot() => Ok(()),
+            Step::Function { former, .. } => host.release_function(vm, former),
             Step::Process { identity, boot } => {
                 host.end_process(vm, identity.filter(|_| *boot == host.boot()))?;
                 self.record.guest_ended();
@@ -235,7 +247,10 @@ impl Lifecycle<'_> {
         })?;
         match record.spec.state {
             Desired::Running => self.start_steps(record)?,
-            Desired::Stopped => self.make_nics(record)?,
+            Desired::Stopped => {
+                self.make_nics(record)?;
+                self.bind_functions(record)?;
+            }
         }
         let mut present = record.clone();
         present.phase = Phase::Present;
@@ -277,6 +292,8 @@ impl Lifecycle<'_> {
 
     fn start_steps(&self, record: &mut Record) -> Result<(), Error> {
         self.make_nics(record)?;
+        self.release_unwanted(record);
+        self.bind_functions(record)?;
         let process = Step::Process {
             identity: None,
             boot: self.host.boot(),
@@ -420,6 +437,9 @@ impl Lifecycle<'_> {
             if replaces {
                 self.restore_or_warn(record);
             }
+        }
+        if record.forget_functions(&self.host.boot()) {
+            self.note(record);
         }
         if record
             .off_in_boot

@@ -33,8 +33,9 @@ use super::error::Error;
 /// program that does not know the mark would restart the VM. 3: it contains the former VM. 4: it no
 /// longer contains devices that were created for its NICs, which have records of their own. 5: it
 /// has a generation, and contains the VM that it replaces. 6: there are operations. 7: members of
-/// its NICs and disks are `backup` and `stall_kick`. 8: its disks may have limits.
-const SCHEMA: u64 = 8;
+/// its NICs and disks are `backup` and `stall_kick`. 8: its disks may have limits. 9: it may have
+/// functions by VFIO, and their former drivers.
+const SCHEMA: u64 = 9;
 /// The cache for pages of the file, in bytes: all records of a large node.
 const CACHE: usize = 4 << 20;
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use bellhop_api::config::VfioConfig;
 use bellhop_api::node::{Desired, NicId, NicSettings, Plan};
 use bellhop_common::client::{Address, Condition, MAKING, Node, NodeArguments, Refusal, path};
 use bellhop_common::error::Error;
@@ -14,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::arguments::{absolute, free_id, nic_body};
 use super::watch::Watch;
 use super::{of_vm, read, say, vm};
-use crate::commands::machine_arguments::{MachineArguments, put_devices, resource};
+use crate::commands::machine_arguments::{MachineArguments, json_of, put_devices, resource};
 use crate::plan;
 
 /// Create a VM with its NICs and start it, all or nothing
@@ -57,6 +58,14 @@ pub(crate) struct VmArguments {
                 device=NAME (may be repeated)"
     )]
     nics: Vec<NicSettings>,
+
+    #[arg(
+        long,
+        value_name = "OPTIONS",
+        help = "A PCI function of the node for the guest, by VFIO: host=0000:03:10.1[,id=NAME]\
+                [,allow_pf=on] (may be repeated)"
+    )]
+    vfio: Vec<VfioConfig>,
 
     /// Whether the daemon restarts a VM that ends by itself (default: on-failure)
     #[arg(long, value_enum, ignore_case = true)]
@@ -180,6 +189,8 @@ impl VmArguments {
             .ok_or_else(|| Error::wrong("no kernel: give --kernel PATH or --file FILE"))?;
         let body = &mut description.fields;
         self.put_nics(body, node)?;
+        let functions = self.vfio.iter().map(json_of);
+        put_devices(body, "vfio", functions.collect::<Result<_, _>>()?)?;
         make_paths_absolute(body, node)?;
         if self.stopped {
             body.insert("state".to_owned(), json!(Desired::Stopped));

@@ -169,6 +169,12 @@ fn tree(all: &All) -> Branch {
         let devices = queues(disk);
         children.push(Branch::new(format!("disk {id}: {file} {state}")).with(devices));
     }
+    let functions = view.spec.get("vfio").and_then(Value::as_array);
+    for function in functions.into_iter().flatten().filter_map(Value::as_object) {
+        let id = function.get("id").or_else(|| function.get("host"));
+        let id = id.map(shown).unwrap_or_default();
+        children.push(Branch::new(format!("vfio {id}: {}", as_asked(function))));
+    }
     let console = &status.console;
     let (socket, log) = (console.socket.display(), console.log.display());
     children.push(Branch::new(format!("console: socket {socket}, log {log}")));

@@ -440,6 +440,7 @@ web: Running
     // Labels, and changes that take effect at the next start.
     let changed = fake::vm(&json!({"labels": {"a": "", "tier": "web"},
         "annotations": {"note": "x"},
+        "spec": {"vfio": [{"host": "0000:03:10.1"}]},
         "status": {"pending": ["/spec/memory/size", "/spec/cpus"]}}));
     let fake = FakeDaemon::default()
         .answer(200, &changed)
@@ -449,6 +450,7 @@ web: Running
         "├── labels a=, tier=web\n",
         "├── annotations note=x\n",
         "├── changed at the next start: memory.size, cpus\n",
+        "├── vfio 0000:03:10.1: host=0000:03:10.1\n",
     ] {
         assert!(text.contains(line), "{text}");
     }

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use super::addresses;
 use super::error::NicError;
@@ -90,25 +91,33 @@ impl Nics {
         if function.netdevs.is_empty() && !WITHOUT_INTERFACE.contains(&driver.as_str()) {
             return Ok(Some(TakenBecause::Hidden(driver.clone())));
         }
-        let addressed = addresses::interfaces_with_one(self.patience)?;
-        for interface in &function.netdevs {
-            let directory = Path::new(INTERFACES).join(interface);
-            // An interface that vanished meanwhile has none of these.
-            let flags = text(&directory, "flags");
-            let flags = flags.strip_prefix("0x").unwrap_or_default();
-            if u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & IFF_UP != 0) {
-                return Ok(Some(TakenBecause::Up(interface.clone())));
-            }
-            if directory.join("master").exists() {
-                return Ok(Some(TakenBecause::Member(interface.clone())));
-            }
-            let index = text(&directory, "ifindex").parse();
-            if index.is_ok_and(|index: u32| addressed.contains(&index)) {
-                return Ok(Some(TakenBecause::Address(interface.clone())));
-            }
-        }
-        Ok(None)
+        host_use(function, self.patience)
     }
+}
+
+/// How this host uses an interface of a function; `None` if it uses none.
+///
+/// # Errors
+/// The kernel's error.
+pub fn host_use(function: &Function, patience: Duration) -> Result<Option<TakenBecause>, NicError> {
+    let addressed = addresses::interfaces_with_one(patience)?;
+    for interface in &function.netdevs {
+        let directory = Path::new(INTERFACES).join(interface);
+        // An interface that vanished meanwhile has none of these.
+        let flags = text(&directory, "flags");
+        let flags = flags.strip_prefix("0x").unwrap_or_default();
+        if u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & IFF_UP != 0) {
+            return Ok(Some(TakenBecause::Up(interface.clone())));
+        }
+        if directory.join("master").exists() {
+            return Ok(Some(TakenBecause::Member(interface.clone())));
+        }
+        let index = text(&directory, "ifindex").parse();
+        if index.is_ok_and(|index: u32| addressed.contains(&index)) {
+            return Ok(Some(TakenBecause::Address(interface.clone())));
+        }
+    }
+    Ok(None)
 }
 
 fn text(directory: &Path, file: &str) -> String {

@@ -41,19 +41,25 @@ impl Taken {
 
 impl fmt::Display for Taken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}) ", self.virtual_function, self.address)?;
-        match &self.because {
-            TakenBecause::VdpaDevice(name) => write!(f, "has the vDPA device {name}"),
-            TakenBecause::Vfio => f.write_str("is bound to vfio-pci"),
-            TakenBecause::Up(interface) => write!(f, "has the interface {interface}, which is up"),
-            TakenBecause::Address(interface) => {
+        let because = &self.because;
+        write!(f, "{} ({}) {because}", self.virtual_function, self.address)
+    }
+}
+
+impl fmt::Display for TakenBecause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::VdpaDevice(name) => write!(f, "has the vDPA device {name}"),
+            Self::Vfio => f.write_str("is bound to vfio-pci"),
+            Self::Up(interface) => write!(f, "has the interface {interface}, which is up"),
+            Self::Address(interface) => {
                 write!(f, "has the interface {interface}, which has an address")
             }
-            TakenBecause::Member(interface) => write!(
+            Self::Member(interface) => write!(
                 f,
                 "has the interface {interface}, which is in a bridge or bond"
             ),
-            TakenBecause::Hidden(driver) => write!(
+            Self::Hidden(driver) => write!(
                 f,
                 "has the driver {driver} and no interface here (it may be in another network \
                  namespace)"

@@ -213,3 +213,100 @@ fn a_function_that_a_program_has_through_vfio_is_left_alone() {
     assert_eq!(sysfs.written("bus/pci/drivers/vfio-pci/unbind"), "");
     assert_eq!(sysfs.written(&format!("devices/{PF}/sriov_numvfs")), "1\n");
 }
+
+/// A sysfs whose virtual function is in the IOMMU group 7.
+fn in_group(test: &str) -> Sysfs {
+    let sysfs = Sysfs::new(test);
+    sysfs.put(&format!("kernel/iommu_groups/7/devices/{VF}"), "");
+    sysfs.link(
+        "kernel/iommu_groups/7",
+        &format!("devices/{VF}/iommu_group"),
+    );
+    sysfs
+}
+
+#[test]
+fn only_a_function_that_a_guest_can_have_passes() {
+    let sysfs = in_group("vfio-check");
+    let mut pci = sysfs.pci();
+    pci.vfio = sysfs.0.join("vfio");
+    let refused = |which: &str, allow_pf: bool| {
+        let function = pci.function(address(which)).unwrap();
+        let error = pci.check_vfio(&function, allow_pf).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unusable);
+        error.to_string()
+    };
+    assert!(refused(PF, false).contains("allow_pf"));
+    assert!(refused(PF, true).contains("no IOMMU group"));
+    assert!(refused(VF, false).contains("modprobe vfio-pci"));
+    sysfs.put("bus/pci/drivers/vfio-pci/bind", "");
+    let function = pci.function(address(VF)).unwrap();
+    pci.check_vfio(&function, false).unwrap();
+    assert_eq!(
+        pci.files_for_vfio(&function),
+        [pci.vfio.join("7"), pci.vfio.join("vfio")]
+    );
+
+    // A function without a driver, a port, and one of the host in the same group.
+    for (other, driver) in [("0000:02:00.0", None), ("0000:02:00.1", Some("pcieport"))] {
+        sysfs.put(&format!("kernel/iommu_groups/7/devices/{other}"), "");
+        sysfs.put(&format!("bus/pci/devices/{other}/numa_node"), "-1\n");
+        if let Some(driver) = driver {
+            sysfs.link(driver, &format!("bus/pci/devices/{other}/driver"));
+        }
+    }
+    pci.check_vfio(&function, false).unwrap();
+    sysfs.link("nic", "bus/pci/devices/0000:02:00.0/driver");
+    let text = refused(VF, false);
+    assert!(text.contains("also has 0000:02:00.0, which"), "{text}");
+    fs::remove_file(sysfs.0.join("kernel/iommu_groups/7/devices/0000:02:00.0")).unwrap();
+    sysfs.put(&format!("devices/{VF}/nic0/uevent"), "");
+    sysfs.link(&format!("devices/{VF}/nic0"), "bus/vdpa/devices/nic0");
+    assert!(refused(VF, false).contains("vDPA device nic0"));
+}
+
+#[test]
+fn a_function_returns_from_vfio_unless_another_driver_has_it() {
+    let sysfs = in_group("vfio-return");
+    let mut pci = sysfs.pci();
+    pci.vfio = sysfs.0.join("vfio");
+    sysfs.put("bus/pci/drivers/vfio-pci/bind", "");
+    sysfs.put("bus/pci/drivers/vfio-pci/unbind", "");
+    let former = FormerDriver {
+        function: address(VF),
+        driver: Some("nic".to_owned()),
+        driver_override: None,
+    };
+    let link = sysfs.0.join(format!("devices/{VF}/driver"));
+    let bound = |driver: Option<&str>| {
+        let _ = fs::remove_file(&link);
+        if let Some(driver) = driver {
+            sysfs.link(
+                &format!("bus/pci/drivers/{driver}"),
+                &format!("devices/{VF}/driver"),
+            );
+        }
+    };
+    pci.give_to_vfio(&former).unwrap();
+    assert_eq!(sysfs.written("bus/pci/drivers/vfio-pci/bind"), VF);
+    // Killed between the two drivers, and after.
+    for now in [None, Some("vfio-pci")] {
+        sysfs.put("bus/pci/drivers/nic/bind", "");
+        bound(now);
+        assert_eq!(pci.take_from_vfio(&former).unwrap(), None);
+        assert_eq!(sysfs.written("bus/pci/drivers/nic/bind"), VF, "{now:?}");
+    }
+    // Not begun, taken by another driver, and gone.
+    sysfs.put("bus/pci/drivers/nic/bind", "");
+    bound(Some("nic"));
+    assert_eq!(pci.take_from_vfio(&former).unwrap(), None);
+    bound(Some("vp-vdpa"));
+    let left = pci.take_from_vfio(&former).unwrap().unwrap();
+    assert!(left.contains("now has the driver vp-vdpa"), "{left}");
+    let gone = FormerDriver {
+        function: address("0000:01:00.7"),
+        ..former
+    };
+    assert_eq!(pci.take_from_vfio(&gone).unwrap(), None);
+    assert_eq!(sysfs.written("bus/pci/drivers/nic/bind"), "");
+}

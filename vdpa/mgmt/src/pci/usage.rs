@@ -16,7 +16,7 @@ use crate::sysfs::names;
 use vdpa::device::holder::holders;
 
 /// The driver that passes functions to programs.
-const VFIO: &str = "vfio-pci";
+pub(super) const VFIO: &str = "vfio-pci";
 
 impl Pci {
     /// Fails if the function, or one of its virtual functions, is in use.

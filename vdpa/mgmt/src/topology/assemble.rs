@@ -11,7 +11,7 @@ use super::ports::{Ports, Target};
 use super::processes::{Processes, Wanted};
 use super::tree::{
     Class, Device, Doorbell, ManagementDevice, PciFunction, PhysicalFunction, PostedInterrupt,
-    PostingObstacle, Queue, Representor, Subfunction, Topology, VirtualFunction,
+    PostingObstacle, Queue, Representor, Subfunction, Topology, VfioGroup, VirtualFunction,
 };
 use crate::bus::{Bus, BusDevice};
 use crate::error::{Error, ErrorKind, existing};
@@ -56,7 +56,9 @@ pub(super) struct Assembly<'a> {
     sysfs: PathBuf,
     pci: Pci,
     ports: Ports,
-    all_processes_seen: bool,
+    processes: Processes,
+    /// The device numbers of the files of IOMMU groups, by group.
+    groups: HashMap<u32, u64>,
     auxiliaries: Vec<Auxiliary>,
     managed: HashMap<MgmtDeviceName, Vec<Device>>,
     unmanaged: HashMap<Place, Vec<Device>>,
@@ -68,6 +70,10 @@ impl<'a> Assembly<'a> {
         let sysfs = root.join("sys");
         let pci = Pci::at(&sysfs);
         let found = devices(&Bus::at(&sysfs), &sysfs, management)?;
+        let groups = groups(&sysfs)?;
+        let names_of_groups = groups
+            .iter()
+            .map(|(group, number)| (*number, group.to_string()));
         let wanted: Wanted = found
             .iter()
             .filter_map(|one| {
@@ -77,6 +83,7 @@ impl<'a> Assembly<'a> {
                     path.file_name()?.to_string_lossy().into_owned(),
                 ))
             })
+            .chain(names_of_groups)
             .collect();
         let processes = Processes::look(&root.join("proc"), &wanted);
         let obstacle = interrupts::obstacle(root);
@@ -86,7 +93,8 @@ impl<'a> Assembly<'a> {
             auxiliaries: auxiliaries(&sysfs, management)?,
             pci,
             ports,
-            all_processes_seen: processes.all_seen,
+            processes,
+            groups,
             managed: HashMap::new(),
             unmanaged: HashMap::new(),
             sysfs,
@@ -101,7 +109,7 @@ impl<'a> Assembly<'a> {
             let place = assembly.place_of(&one.location);
             let mgmtdev = management.devices.get(&one.device.name);
             let mgmtdev = mgmtdev.map(|device| device.mgmtdev.clone());
-            let device = describe(one, management, &processes, obstacle);
+            let device = describe(one, management, &assembly.processes, obstacle);
             match mgmtdev {
                 Some(mgmtdev) => assembly.managed.entry(mgmtdev).or_default().push(device),
                 None => assembly.unmanaged.entry(place).or_default().push(device),
@@ -148,14 +156,15 @@ impl<'a> Assembly<'a> {
     fn empty(&self) -> Topology {
         Topology {
             management: self.management.state,
-            all_processes_seen: self.all_processes_seen,
+            all_processes_seen: self.processes.all_seen,
             physical_functions: Vec::new(),
             mgmtdevs: Vec::new(),
             vdpa_devices: Vec::new(),
         }
     }
 
-    /// The physical functions of the tree: NICs with SR-IOV, and functions related to vDPA.
+    /// The physical functions of the tree: NICs with SR-IOV, and functions related to vDPA or bound
+    /// to VFIO.
     fn tops(&self) -> Result<BTreeSet<Address>, Error> {
         let mut tops = BTreeSet::new();
         for function in self.pci.physical_functions()? {
@@ -173,7 +182,8 @@ impl<'a> Assembly<'a> {
             Place::Auxiliary(_) | Place::Root => None,
         });
         let auxiliaries = self.auxiliaries.iter().map(|one| one.function);
-        for address in named.chain(found).chain(auxiliaries) {
+        let by_vfio = self.pci.bound_to_vfio()?;
+        for address in named.chain(found).chain(auxiliaries).chain(by_vfio) {
             // `None` if it vanished meanwhile.
             tops.extend(existing(self.top_of(address))?);
         }
@@ -248,12 +258,22 @@ impl<'a> Assembly<'a> {
     fn function(&mut self, function: crate::pci::Function) -> PciFunction {
         let address = function.address;
         let name = MgmtDeviceName::on("pci", &address.to_string());
+        let group = function.iommu_group.filter(|_| function.has_vfio_driver());
+        let vfio = group.map(|group| {
+            let number = self.groups.get(&group);
+            let openers = number.map_or(&[][..], |number| self.processes.openers(*number));
+            VfioGroup {
+                path: Path::new("/dev/vfio").join(group.to_string()),
+                holders: openers.iter().map(|one| one.holder.clone()).collect(),
+            }
+        });
         PciFunction {
             address,
             driver: function.driver,
             netdevs: function.netdevs,
             numa_node: function.numa_node,
             iommu_group: function.iommu_group,
+            vfio,
             mgmtdevs: self.management_devices(&name),
             vdpa_devices: self
                 .unmanaged
@@ -366,6 +386,21 @@ fn devices(bus: &Bus, sysfs: &Path, management: &Management) -> Result<Vec<Found
         })?);
     }
     Ok(found)
+}
+
+/// The device numbers of VFIO's files of IOMMU groups, by group.
+fn groups(sysfs: &Path) -> Result<HashMap<u32, u64>, Error> {
+    let directory = sysfs.join("class/vfio");
+    let mut groups = HashMap::new();
+    for name in names(&directory)? {
+        // The group vanished meanwhile, or is no number: without an IOMMU.
+        let number = attribute(&directory.join(&name).join("dev")).ok().flatten();
+        if let (Ok(group), Some(number)) = (name.parse(), number.as_deref().and_then(device_number))
+        {
+            groups.insert(group, number);
+        }
+    }
+    Ok(groups)
 }
 
 /// Devices of the auxiliary bus on PCI functions: subfunctions, and those of management devices; by

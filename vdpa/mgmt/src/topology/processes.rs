@@ -53,6 +53,10 @@ pub struct BellhopRun {
     /// The file that it was configured with (`--file`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
+    /// The socket of its API (`--api-socket`). That of a node's virtual machine is in a directory
+    /// with the machine's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_socket: Option<String>,
     /// Its kernel (`--kernel`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
@@ -148,11 +152,11 @@ impl Processes {
     }
 }
 
-/// Whether a file is in the directory of device files, or has the name of one. A jailed process may
-/// have its own directory of them.
+/// Whether a file is in a directory of device files, or has the name of one. A process in a
+/// container may have its own directory of them.
 fn may_be_device(target: &Path) -> bool {
     let name = target.file_name().and_then(OsStr::to_str);
-    target.starts_with("/dev") || name.is_some_and(|name| name.starts_with("vhost-vdpa-"))
+    holder::is_in_dev(target) || name.is_some_and(|name| name.starts_with("vhost-vdpa-"))
 }
 
 fn describe(process: &Path, pid: u32, device: &str) -> DeviceHolder {
@@ -207,6 +211,7 @@ fn bellhop_run(line: &[u8], device: &str) -> Option<BellhopRun> {
         let value = value.map(str::to_owned);
         match option {
             "-f" | "--file" | "--config" => run.config = value,
+            "--api-socket" => run.api_socket = value,
             "--kernel" => run.kernel = value,
             "--vdpa" => run.id = run.id.or_else(|| id_of(&value?, device)),
             _ => {}

@@ -446,3 +446,40 @@ fn a_machine_of_rubbish_does_no_harm() {
     assert!(device.holders.is_empty());
     assert_eq!(tree.physical_functions[0].subfunctions[0].number, None);
 }
+
+#[test]
+fn a_function_by_vfio_has_its_file_and_its_holder() {
+    let machine = Machine::with_nic("vfio");
+    let function = format!("sys/devices/pci0000:00/{VF}");
+    fs::remove_file(machine.0.join(&function).join("driver")).unwrap();
+    machine.link("../drivers/vfio-pci", &format!("{function}/driver"));
+    machine.link("../groups/7", &format!("{function}/iommu_group"));
+    machine.put("sys/class/vfio/7/dev", "1:3\n");
+    machine.put("sys/class/vfio/noiommu-1/dev", "1:3\n");
+    let socket = "/run/bellhop/vms/web/api.socket";
+    let line = format!("bellhop\0run\0--api-socket\0{socket}\0");
+    machine.process(42, &line, "/usr/bin/bellhop", 1);
+    let management = Management::silent(ManagementState::Absent);
+    let tree = machine.of(&management);
+    let function = &tree.physical_functions[0].virtual_functions[0].function;
+    let group = function.vfio.as_ref().unwrap();
+    assert_eq!(group.path, PathBuf::from("/dev/vfio/7"));
+    let [holder] = &group.holders[..] else {
+        panic!("{group:?}")
+    };
+    let run = holder.bellhop.as_ref().unwrap();
+    assert_eq!((holder.pid, run.api_socket.as_deref()), (42, Some(socket)));
+    assert_eq!(tree.physical_functions[0].function.vfio, None);
+
+    // A function that is no NIC with SR-IOV is in the tree, too.
+    let machine = Machine::new("vfio-alone");
+    machine.put("sys/bus/pci/devices/0000:09:00.0/class", "0x010802\n");
+    machine.link(
+        "../drivers/vfio-pci",
+        "sys/bus/pci/devices/0000:09:00.0/driver",
+    );
+    let tree = machine.of(&management);
+    let alone = &tree.physical_functions[0].function;
+    assert_eq!(alone.address.to_string(), "0000:09:00.0");
+    assert_eq!(alone.vfio, None, "it has no IOMMU group");
+}

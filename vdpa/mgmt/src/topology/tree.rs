@@ -80,10 +80,24 @@ pub struct PciFunction {
     /// Its IOMMU group; none without an IOMMU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iommu_group: Option<u32>,
+    /// The file of its IOMMU group, while a VFIO driver has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vfio: Option<VfioGroup>,
     /// The management devices on it (one, or none).
     pub mgmtdevs: Vec<ManagementDevice>,
     /// vDPA devices on it with an unknown management device.
     pub vdpa_devices: Vec<Device>,
+}
+
+/// The file by which a program uses a function through VFIO. From sysfs and `/proc`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct VfioGroup {
+    /// `/dev/vfio/N`, with the number of the IOMMU group.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub path: PathBuf,
+    /// The processes that have it open, by PID.
+    pub holders: Vec<DeviceHolder>,
 }
 
 /// A physical function with its virtual functions and subfunctions.

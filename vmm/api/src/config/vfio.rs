@@ -36,6 +36,13 @@ impl VfioConfig {
         let name = || name.to_string_lossy().into_owned();
         self.id.clone().unwrap_or_else(name)
     }
+
+    /// The address of the function, if the path is the one that `host` stands for.
+    #[must_use]
+    pub fn host(&self) -> Option<&str> {
+        let address = self.path.strip_prefix(DEVICES).ok()?.to_str();
+        address.filter(|text| is_address(text))
+    }
 }
 
 impl FromStr for VfioConfig {
@@ -123,9 +130,7 @@ impl TryFrom<VfioFields> for VfioConfig {
 
 impl From<VfioConfig> for VfioFields {
     fn from(config: VfioConfig) -> Self {
-        let address = config.path.strip_prefix(DEVICES).ok();
-        let address = address.and_then(|address| address.to_str());
-        let host = address.filter(|text| is_address(text)).map(str::to_owned);
+        let host = config.host().map(str::to_owned);
         Self {
             path: host.is_none().then_some(config.path),
             host,

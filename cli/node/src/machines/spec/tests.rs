@@ -315,3 +315,39 @@ fn a_device_behind_the_iommu_brings_one_that_its_process_keeps() {
         assert_eq!(spec(value).unwrap().fixed().iommu, needs);
     }
 }
+
+#[test]
+fn functions_are_named_by_their_address_and_keep_the_vm_here() {
+    let with = |vfio: Value| spec(json!({ "kernel": "/k", "vfio": vfio })).unwrap();
+    let written = json!([{ "host": "0000:03:10.1" }, { "host": "0000:03:10.2", "id": "fast" }]);
+    let read = with(written.clone());
+    read.check(&vm("web")).unwrap();
+    let shown = serde_json::to_value(&read).unwrap();
+    assert_eq!(shown["vfio"], written);
+    let addresses: Vec<String> = read.functions().map(|one| one.to_string()).collect();
+    assert_eq!(addresses, ["0000:03:10.1", "0000:03:10.2"]);
+    let error = read.elsewhere(None, |_| None).unwrap_err();
+    assert_eq!(error.answer().1, "has_vfio");
+    assert!(error.to_string().contains("0000:03:10.1"), "{error}");
+    for (vfio, words) in [
+        (
+            json!([{ "path": "/sys/devices/x" }]),
+            "vfio[0]: give `host`",
+        ),
+        (
+            json!([{ "host": "0000:03:10.1", "id": "a/b" }]),
+            "vfio[0].id",
+        ),
+        (
+            json!([{ "host": "0000:03:10.1", "id": "rng" }]),
+            "the id rng",
+        ),
+        (
+            json!([{ "host": "0000:03:10.1" }, { "host": "0000:03:10.1" }]),
+            "the id 0000:03:10.1",
+        ),
+    ] {
+        let error = with(vfio).check(&vm("web")).unwrap_err().to_string();
+        assert!(error.contains(words), "{words}: {error}");
+    }
+}

@@ -62,7 +62,11 @@ impl Lifecycle<'_> {
             })
         });
         match restored {
-            Ok(()) => self.restore_nics(record),
+            Ok(()) => {
+                let mut missing = self.restore_nics(record);
+                missing.extend(self.restore_functions(record));
+                missing
+            }
             Err(error) => vec![not_undone_part("its directories and NICs", &error)],
         }
     }

@@ -32,6 +32,8 @@ pub(super) enum Action {
     CrashUnseen,
     PowerOff,
     AddNic(usize),
+    /// Changes the functions by VFIO of the next start.
+    ChangeFunctions(bool),
     /// Moves a NIC to an existing device.
     Swap {
         nic: usize,
@@ -108,6 +110,7 @@ pub(super) fn action() -> impl Strategy<Value = Action> {
         1 => Just(Action::CrashUnseen),
         1 => Just(Action::PowerOff),
         2 => (0..3_usize).prop_map(Action::AddNic),
+        2 => any::<bool>().prop_map(Action::ChangeFunctions),
         2 => (0..3_usize, 0..2_usize).prop_map(|(nic, to)| Action::Swap { nic, to }),
         2 => (0..3_usize, any::<bool>())
             .prop_map(|(nic, stubborn)|
@@ -170,7 +173,13 @@ pub(super) fn disk(number: usize) -> (DeviceId, DiskConfig) {
 pub(super) fn spec(nics: usize, stopped: bool, restart: Restart) -> VmSpec {
     let nics: Vec<_> = (0..nics).map(nic).collect();
     let state = if stopped { "Stopped" } else { "Running" };
-    let spec = json!({ "kernel": "/k", "nics": nics, "state": state, "restart": restart });
+    let vfio = match nics.len() {
+        3 => json!([{ "host": "0000:01:00.1" }, { "host": "0000:01:00.2" }]),
+        _ => json!([]),
+    };
+    let spec = json!({
+        "kernel": "/k", "nics": nics, "vfio": vfio, "state": state, "restart": restart
+    });
     serde_json::from_value(spec).unwrap()
 }
 
@@ -330,6 +339,13 @@ impl<'a> Daemon<'a> {
                     }
                 }
             }
+            (Action::ChangeFunctions(some), Some(record)) if record.phase == Phase::Present => {
+                let mut machine = record.spec.machine().clone();
+                let function = "host=0000:01:00.2".parse().unwrap();
+                machine.vfio = [function].into_iter().filter(|_| some).collect();
+                let spec = record.spec.with_machine(&machine);
+                let _ = lifecycle.change_spec(record, spec);
+            }
             (Action::Swap { nic: number, to }, Some(record)) if record.phase == Phase::Present => {
                 let Some(former) = record.spec.nic(nic(number).id()).cloned() else {
                     return;
@@ -485,6 +501,12 @@ pub(super) fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
             "{device} of {vm} is in no record"
         );
     }
+    for function in &sim_host.bound {
+        prop_assert!(
+            record.bound_function(*function).is_some(),
+            "{function} is in no record"
+        );
+    }
     if !sim_host.processes.is_empty() {
         prop_assert!(record.process().is_some(), "a process is in no record");
     }
@@ -534,6 +556,7 @@ pub(super) fn lives(actions: Vec<(Action, Vec<Fault>)>) -> Result<(), TestCaseEr
                 let mut sim_host = fake.sim_host();
                 sim_host.processes.clear();
                 sim_host.devices.clear();
+                sim_host.bound.clear();
                 sim_host.boot += 1;
                 killed = true;
             }

@@ -10,6 +10,7 @@ use std::panic::resume_unwind;
 use std::path::PathBuf;
 
 use parking_lot::{Mutex, MutexGuard};
+use vdpa_mgmt::pci::Address;
 
 use super::*;
 
@@ -39,6 +40,8 @@ pub(super) struct Running {
     pub(super) nics: BTreeMap<String, String>,
     /// Its disks, and their images.
     pub(super) disks: BTreeMap<String, String>,
+    /// Its functions by VFIO.
+    pub(super) functions: BTreeSet<Address>,
     /// The snapshot with which it began.
     pub(super) restored: Option<PathBuf>,
 }
@@ -83,6 +86,8 @@ pub(super) fn images_of(record: &Record) -> BTreeMap<String, String> {
 pub(super) struct SimHost {
     pub(super) directories: bool,
     pub(super) devices: BTreeSet<String>,
+    /// Functions that are bound to vfio-pci.
+    pub(super) bound: BTreeSet<Address>,
     pub(super) processes: Vec<Running>,
     /// The contents of the file.
     pub(super) stored: Option<String>,
@@ -218,6 +223,33 @@ impl Host for Fake {
         })
     }
 
+    fn check_function(&self, function: &VfioConfig) -> Result<Option<FormerDriver>, Error> {
+        let function = function.host().unwrap().parse().unwrap();
+        self.call(|sim_host| {
+            (!sim_host.bound.contains(&function)).then(|| FormerDriver {
+                function,
+                driver: Some("nic".to_owned()),
+                driver_override: None,
+            })
+        })
+    }
+
+    fn bind_function(&self, former: &FormerDriver) -> Result<(), Error> {
+        self.call(|sim_host| {
+            sim_host.bound.insert(former.function);
+        })
+    }
+
+    fn release_function(&self, _: &VmName, former: &FormerDriver) -> Result<(), Error> {
+        // The kernel waits without a limit for the process that has it open.
+        let sim_host = self.sim_host().clone();
+        let mut used = sim_host.processes.iter().flat_map(|one| &one.functions);
+        assert!(used.all(|one| *one != former.function), "it is in use");
+        self.call(|sim_host| {
+            sim_host.bound.remove(&former.function);
+        })
+    }
+
     fn is_gone(&self, device: &str) -> bool {
         !self.sim_host().devices.contains(device)
     }
@@ -235,6 +267,7 @@ impl Host for Fake {
                 migration: MigrationReport::None,
                 nics: BTreeMap::new(),
                 disks: BTreeMap::new(),
+                functions: BTreeSet::new(),
                 restored: None,
             });
             identity
@@ -255,6 +288,8 @@ impl Host for Fake {
             started.booted = true;
             started.nics = devices_of(vm, record);
             started.disks = images_of(record);
+            started.functions = record.spec.functions().collect();
+            assert!(started.functions.is_subset(&sim_host.bound), "not bound");
             started.restored.clone_from(&record.restore_from);
         })
     }
