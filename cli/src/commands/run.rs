@@ -92,7 +92,8 @@ pub(crate) struct Arguments {
         help = "A vDPA device: /dev/vhost-vdpa-0 or path=/dev/vhost-vdpa-0[,id=NAME], or an \
                 inherited descriptor of one: fd=N,id=NAME; both with \
                 [,mac=MAC][,mac_lock=on][,standby=on][,num_queues=N]\
-                [,doorbell=auto|on|off][,iommu=on][,stall_kick=on][,backup=/dev/vhost-vdpa-1] (may be repeated)"
+                [,doorbell=auto|on|off][,iommu=on][,stall_kick=on]\
+                [,backup=/dev/vhost-vdpa-1] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
 

@@ -264,6 +264,7 @@ class Awaited(TypedDict):
 class BellhopRun(TypedDict):
     """The virtual machine of a `bellhop run`, by its command line."""
 
+    api_socket: NotRequired[str | None]
     config: NotRequired[str | None]
     id: NotRequired[str | None]
     kernel: NotRequired[str | None]
@@ -702,6 +703,7 @@ NicSpec = TypedDict(
         "path": "NotRequired[str | None]",
         "queue_pairs": "NotRequired[int | None]",
         "stall_kick": "NotRequired[bool]",
+        "standby": "NotRequired[bool]",
         "virtual_functions": "NotRequired[int | None]",
         "vlan": "NotRequired[int | None]",
     },
@@ -772,6 +774,7 @@ class PciFunction(TypedDict):
     netdevs: list[str]
     numa_node: NotRequired[int | None]
     vdpa_devices: list[TopologyDevice]
+    vfio: NotRequired[VfioGroup | None]
 
 
 class Plan(TypedDict):
@@ -981,6 +984,7 @@ class VdpaConfig(TypedDict):
     num_queues: NotRequired[int | None]
     path: NotRequired[str | None]
     stall_kick: NotRequired[bool]
+    standby: NotRequired[bool]
 
 
 class VdpaDeviceChange(TypedDict):
@@ -1075,6 +1079,7 @@ class VfioConfig(TypedDict):
     host: NotRequired[str | None]
     id: NotRequired[str | None]
     path: NotRequired[str | None]
+    standby: NotRequired[str | None]
 
 
 class VfioFunctionInfo(TypedDict):
@@ -1094,6 +1099,13 @@ class VfioFunctionInfo(TypedDict):
     vectors: int
 
 
+class VfioGroup(TypedDict):
+    """The file by which a program uses a function through VFIO."""
+
+    holders: list[DeviceHolder]
+    path: str
+
+
 class VfioSummary(TypedDict):
     """A PCI function of the host in a list."""
 
@@ -1101,6 +1113,7 @@ class VfioSummary(TypedDict):
     allow_pf: bool
     id: str
     path: str
+    standby: str | None
     state: PlugPhase
 
 
@@ -1212,6 +1225,7 @@ class VmPatchSpec(TypedDict):
     restart: NotRequired[Literal["Never", "OnFailure", "Always"] | None]
     ring_watch: NotRequired[Literal["off"] | int | None]
     state: NotRequired[Literal["Running", "Stopped"] | None]
+    vfio: NotRequired[list[VfioConfig] | None]
 
 
 class VmPatch(TypedDict):
@@ -1256,6 +1270,7 @@ class VmSpec(TypedDict):
     restart: NotRequired[Literal["Never", "OnFailure", "Always"]]
     ring_watch: NotRequired[Literal["off"] | int]
     state: NotRequired[Literal["Running", "Stopped"]]
+    vfio: NotRequired[list[VfioConfig]]
 
 
 class VmStateChange(TypedDict):
@@ -1328,6 +1343,7 @@ class NicInfo(NicSummary):
     numa_node: int | None
     numa_warning: str | None
     stall_kick: bool
+    standby: bool
 
 
 class PhysicalFunction(PciFunction):

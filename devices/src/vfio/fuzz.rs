@@ -3,8 +3,8 @@
 //!
 //! The first byte selects whether the device can add vectors. Steps then change the device's bytes
 //! and BARs, until the first other step opens it. For any steps each call ends without a panic. The
-//! model of the host panics at each write that is not in the allowlist, and at each page that stays
-//! mapped while the memory is disabled.
+//! model of the host panics at each write that is not in the allowlist. It also panics if a page
+//! stays mapped while the memory is disabled.
 
 use serde::{Deserialize, Serialize};
 
