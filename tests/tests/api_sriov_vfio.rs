@@ -35,8 +35,8 @@ const PATH: &str = "/v1/vms/web";
 /// More lines than a request has.
 const LINES_MAX: usize = 200;
 
-/// What the daemon has, and what each PCI function is bound to. A function that was bound to another
-/// driver meanwhile gets a new index for its interface.
+/// What the daemon has, and what each PCI function is bound to. A function that was bound to
+/// another driver meanwhile gets a new index for its interface.
 struct Before {
     node: end_to_end::Before,
     functions: BTreeMap<String, [String; 2]>,

@@ -170,7 +170,7 @@ impl VmSpec {
              device: stop it",
             function.name()
         );
-        Err(Error::conflict("has_vfio", message))
+        Err(Error::conflict("cannot_be_saved", message))
     }
 
     /// The spec for another node: see [`NicSpec::elsewhere`]. `device` returns the configuration

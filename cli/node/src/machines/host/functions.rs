@@ -1,7 +1,7 @@
 //! Functions of VMs by VFIO: checked, bound to vfio-pci, given back.
 //!
-//! A process uses a function through files below `/dev/vfio`, which it opens by path. VFIO opens the
-//! file of a group once at a time, so two VMs never share a function.
+//! A process uses a function through files below `/dev/vfio`, which it opens by path. VFIO opens
+//! the file of a group once at a time, so two VMs never share a function.
 
 use vdpa_mgmt::nic::{DEFAULT_PATIENCE, host_use};
 use vdpa_mgmt::pci::{Address, FormerDriver, Function, Pci};

@@ -327,7 +327,7 @@ fn functions_are_named_by_their_address_and_keep_the_vm_here() {
     let addresses: Vec<String> = read.functions().map(|one| one.to_string()).collect();
     assert_eq!(addresses, ["0000:03:10.1", "0000:03:10.2"]);
     let error = read.elsewhere(None, |_| None).unwrap_err();
-    assert_eq!(error.answer().1, "has_vfio");
+    assert_eq!(error.answer().1, "cannot_be_saved");
     assert!(error.to_string().contains("0000:03:10.1"), "{error}");
     for (vfio, words) in [
         (
