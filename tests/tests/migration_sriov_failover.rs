@@ -1,6 +1,10 @@
 //! Net failover: a guest drives a function by VFIO, and a vDPA NIC with the same MAC address stands
 //! by. A migration has the guest eject the function, moves the guest with its NIC, and plugs a
 //! function in at the destination. The peer is a guest on a third device of the same switch.
+//!
+//! Linux pairs the NIC only with a device whose driver is bound to the PCI function itself. The
+//! rig's functions are virtio devices. So the guest talks by its standby throughout, and these tests
+//! do not show which device it prefers.
 
 mod moving;
 
@@ -10,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use lab::guest::{BellhopArguments, Guest};
 use lab::process::output;
-use lab::sriov::{SriovNic, VfDevice, set_link};
+use lab::sriov::{SriovNic, VfDevice};
 use lab::traffic::{Frames, exchange_between};
 use moving::{Host, NOTICE};
 use serde_json::json;
@@ -72,11 +76,7 @@ fn a_guest_with_a_function_migrates_on_its_standby() {
     let mut guest = here.boot(stock.argument("--vfio", &vfio(address)));
     await_primary(&mut guest, &here, true);
     peer.command("echo-off").unwrap();
-    // The primary carries the traffic: the standby has no link meanwhile.
-    let standby = first.function().link();
-    set_link(&standby, false).unwrap();
     talk(&mut guest, &mut peer, [&mac, &other]);
-    set_link(&standby, true).unwrap();
 
     // The guest gets its primary back if it stays.
     here.send(&nowhere, json!({}));
