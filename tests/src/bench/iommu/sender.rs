@@ -1,8 +1,8 @@
 //! A guest that sends frames as fast as it can, and the counters around that.
 //!
 //! The frames go to an address that no device has. So the device takes them, and the guest maps one
-//! buffer for each frame. The guest measures its rate once its queue is full. Its driver must count
-//! as many frames that the device has used as the guest has sent.
+//! buffer for each frame. The guest measures its rate once its queue is full. Its kernel counts the
+//! frames that the device has used: all that the guest has sent, but those still in the queue.
 
 use std::path::Path;
 use std::thread::sleep;
