@@ -3,8 +3,8 @@
 //! function in at the destination. The peer is a guest on a third device of the same switch.
 //!
 //! Linux pairs the NIC only with a device whose driver is bound to the PCI function itself. The
-//! rig's functions are virtio devices. So the guest talks by its standby throughout, and these tests
-//! do not show which device it prefers.
+//! rig's functions are virtio devices. So the guest talks by its standby throughout. These tests do
+//! not show which device it prefers.
 
 mod moving;
 

@@ -1,6 +1,6 @@
 //! The demo of VFIO on the SR-IOV rig: one guest has two virtual functions of one NIC. One of them
-//! is a vDPA device, and the guest drives the other by VFIO. 1,000 checked frames go by each of them
-//! to a second guest and back. It runs in the lab host.
+//! is a vDPA device, and the guest drives the other by VFIO. 1,000 checked frames go by each to a
+//! second guest and back. It runs in the lab host.
 
 use super::sriov::{FRAME_BYTES, FRAMES, SILENCE, WINDOW, start};
 use super::{command_line, expect, number, say, table};
