@@ -263,6 +263,7 @@ class Awaited(TypedDict):
 class BellhopRun(TypedDict):
     """The virtual machine of a `bellhop run`, by its command line."""
 
+    api_socket: NotRequired[str | None]
     config: NotRequired[str | None]
     id: NotRequired[str | None]
     kernel: NotRequired[str | None]
@@ -765,6 +766,7 @@ class PciFunction(TypedDict):
     netdevs: list[str]
     numa_node: NotRequired[int | None]
     vdpa_devices: list[TopologyDevice]
+    vfio: NotRequired[VfioGroup | None]
 
 
 class Plan(TypedDict):
@@ -1061,6 +1063,13 @@ class VfioConfig(TypedDict):
     path: NotRequired[str | None]
 
 
+class VfioGroup(TypedDict):
+    """The file by which a program uses a function through VFIO."""
+
+    holders: list[DeviceHolder]
+    path: str
+
+
 class Vm(TypedDict):
     """A virtual machine: its desired configuration (`labels`, `annotations`, `spec`) and its
     observed state (`status`)."""
@@ -1169,6 +1178,7 @@ class VmPatchSpec(TypedDict):
     restart: NotRequired[Literal["Never", "OnFailure", "Always"] | None]
     ring_watch: NotRequired[Literal["off"] | int | None]
     state: NotRequired[Literal["Running", "Stopped"] | None]
+    vfio: NotRequired[list[VfioConfig] | None]
 
 
 class VmPatch(TypedDict):
@@ -1213,6 +1223,7 @@ class VmSpec(TypedDict):
     restart: NotRequired[Literal["Never", "OnFailure", "Always"]]
     ring_watch: NotRequired[Literal["off"] | int]
     state: NotRequired[Literal["Running", "Stopped"]]
+    vfio: NotRequired[list[VfioConfig]]
 
 
 class VmStateChange(TypedDict):
