@@ -119,7 +119,7 @@ fn refused(node: &Node, body: &Value, status: u16, words: &[&str]) {
 
 /// The files of VFIO that a VM's process sees.
 fn files_of(vm: &Value) -> Vec<String> {
-    names(&Path::new(&format!(
+    names(Path::new(&format!(
         "/proc/{}/root/dev/vfio",
         vm["status"]["pid"]
     )))
@@ -261,6 +261,7 @@ fn functions_that_no_vm_can_have_are_refused_and_stay_as_they_are() {
     let node = Node::start("vfio-refused").unwrap();
     let nic = enable(2);
     let function = nic.vf(0).unwrap();
+    output(Command::new("modprobe").arg("ahci")).unwrap();
     let before = Before::now(&node);
     let physical = fs::read_link(directory(&function).join("physfn")).unwrap();
     let physical = physical.file_name().unwrap().to_str().unwrap().to_owned();
@@ -277,6 +278,18 @@ fn functions_that_no_vm_can_have_are_refused_and_stay_as_they_are() {
     let again = json!({ "host": function.address(), "id": "again" });
     body["spec"]["vfio"] = json!([host, again]);
     refused(&node, &body, 409, &["already belongs"]);
+
+    // The chipset's functions share a group, and the host drives one of them.
+    let driven = names(Path::new("/sys/bus/pci/drivers/ahci"));
+    let driven = driven
+        .iter()
+        .find(|name| name.starts_with("0000:"))
+        .unwrap();
+    let group = Path::new(DEVICES).join(driven).join("iommu_group/devices");
+    let others = names(&group);
+    let beside = others.iter().find(|name| *name != driven).unwrap();
+    body["spec"]["vfio"] = json!([{ "host": beside, "allow_pf": true }]);
+    refused(&node, &body, 422, &["IOMMU group", driven, "bind them"]);
 
     // The host's own network.
     let interface = interface(&function);
