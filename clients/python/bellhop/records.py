@@ -1117,13 +1117,6 @@ class VfioSummary(TypedDict):
     state: PlugPhase
 
 
-class VfioGroup(TypedDict):
-    """The file by which a program uses a function through VFIO."""
-
-    holders: list[DeviceHolder]
-    path: str
-
-
 class Vm(TypedDict):
     """A virtual machine: its desired configuration (`labels`, `annotations`, `spec`) and its
     observed state (`status`)."""
