@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiving_process_may_set_only_boot_files() {
+    fn a_receiving_process_may_set_only_boot_files_and_functions() {
         let here = "--receive unix:/run/move --api-socket api";
         let run = parse(&format!(
             "{here} --kernel k --initramfs i --vdpa id=n,path=/dev/v"
@@ -552,12 +552,15 @@ mod tests {
         .unwrap();
         assert_eq!(run.machine.kernel.as_deref(), Some("k".as_ref()));
         assert_eq!(run.machine.initramfs.as_deref(), Some("i".as_ref()));
-        parse(&format!("{here} --vdpa id=n,path=/dev/v")).unwrap();
+        let run = parse(&format!(
+            "{here} --vdpa id=n,path=/dev/v --vfio host=0000:03:10.1,standby=n"
+        ))
+        .unwrap();
+        assert_eq!(run.vfio[0].standby.as_deref(), Some("n"));
         for more in [
             "--kernel k --cmdline x",
             "--memory 1G",
             "--disk path=d",
-            "--kernel k --vfio host=0000:03:10.1",
             "--kernel k --device path=/sys/bus/pci/devices/0000:03:10.1",
             "--restore s",
             "--file c",
@@ -566,6 +569,7 @@ mod tests {
             assert!(parse(&format!("{here} {more}")).is_err(), "{more}");
         }
         assert!(parse("--restore s --kernel k").is_err());
+        assert!(parse("--restore s --vfio host=0000:03:10.1").is_err());
         let run = parse("--restore s --allow-path /a --allow-path b").unwrap();
         assert_eq!(run.allow_paths, ["/a", "b"].map(PathBuf::from));
         assert!(parse("--kernel k --allow-path /a").is_err());

@@ -493,7 +493,7 @@ mod tests {
         let config = r#"{"kernel": "k", "vfio": [{"host": "0000:03:10.1", "id": "vf"}]}"#;
         let refused = check_movable(&document(config).config).unwrap_err();
         assert!(refused.to_string().contains("VFIO device vf"), "{refused}");
-        assert!(refused.remedy().contains("stop the VM"));
+        assert!(refused.remedy().contains("standby"));
         check_movable(&document(r#"{"kernel": "k"}"#).config).unwrap();
     }
 
