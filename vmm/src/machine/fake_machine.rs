@@ -25,8 +25,8 @@ use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
 use crate::memory::GuestRam;
 
-/// A machine with one NIC `nic`, one disk `disk`, one function `vf` and the device `rng`; ended when
-/// it is dropped.
+/// A machine with one NIC `nic`, one disk `disk`, one function `vf` and the device `rng`. It ends
+/// when it is dropped.
 #[derive(Debug)]
 pub(crate) struct FakeMachine {
     handle: Handle,
