@@ -119,7 +119,7 @@ fn refused(node: &Node, body: &Value, status: u16, words: &[&str]) {
 
 /// The files of VFIO that a VM's process sees.
 fn files_of(vm: &Value) -> Vec<String> {
-    names(&Path::new(&format!(
+    names(Path::new(&format!(
         "/proc/{}/root/dev/vfio",
         vm["status"]["pid"]
     )))
