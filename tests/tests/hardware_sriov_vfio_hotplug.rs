@@ -41,7 +41,7 @@ struct Scene<'nic> {
     guest: Guest,
     peer: Guest,
     other: String,
-    _device: VfDevice<'nic>,
+    device: VfDevice<'nic>,
     _socket: TempPath,
 }
 
@@ -55,7 +55,7 @@ impl<'nic> Scene<'nic> {
             guest: Guest::start(&arguments).unwrap(),
             peer: Guest::start(&small().vdpa(device.path())).unwrap(),
             other: device.function().mac(),
-            _device: device,
+            device,
             _socket: socket,
         }
     }
@@ -294,6 +294,9 @@ fn two_functions_pin_memory_once_and_leave_with_all_virtual_functions() {
     assert!(!scene.guest.console().contains("ERROR"));
     assert_eq!(locked_kib(&scene.guest), 0);
     assert!(scene.guest.power_off().unwrap().success());
+    drop(scene.peer);
+    // It is gone, with its function.
+    std::mem::forget(scene.device);
 }
 
 #[test]
