@@ -121,7 +121,8 @@ pub(super) async fn show(
 /// finds it by itself. The first function pins all guest memory. An identical function changes
 /// nothing.
 ///
-/// With such a function the machine can neither migrate, nor be saved, nor be upgraded in place.
+/// With such a function the machine can neither be saved nor be upgraded in place. It migrates only
+/// if a NIC stands by for the function.
 #[utoipa::path(put, path = "/v1/vm/vfio/{id}", operation_id = "put_vfio",
     params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The function's name")),

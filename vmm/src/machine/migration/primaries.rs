@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::config::VfioConfig;
+use crate::machine::VfioStatus;
 use crate::machine::error::{NotMovable, RequestError};
 use crate::machine::handle::Handle;
 use crate::migration::channel::Cancel;
@@ -31,7 +32,7 @@ impl Handle {
     /// [`NotMovable::PassedThrough`]: no NIC stands by for a function.
     pub fn primaries(&self) -> Result<Vec<VfioConfig>, RequestError> {
         let functions = self.status().vfio.into_iter();
-        let primary = |function: crate::machine::VfioStatus| match function.config.standby {
+        let primary = |function: VfioStatus| match function.config.standby {
             Some(_) => Ok(function.config),
             None => Err(NotMovable::PassedThrough(function.id).into()),
         };
