@@ -92,8 +92,8 @@ fn the_small_kernel_boots_with_4_processors() {
 }
 
 #[test]
-fn the_stock_kernel_boots_with_2_processors() {
-    boots(BellhopArguments::stock().unwrap(), 2, |_| {});
+fn the_stock_kernel_boots_and_reboots_with_2_processors() {
+    boots(BellhopArguments::stock().unwrap(), 2, boots_again);
 }
 
 /// More than the host has. Not the 32 that a machine can have: while that many come up, nested
@@ -162,6 +162,13 @@ fn a_reboot_and_a_panic_boot_again_in_the_same_process() {
     }
     assert!(guest.console().contains("Kernel panic"));
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+/// The guest reboots. Linux with support for EFI uses the reset vector.
+fn boots_again(guest: &mut Guest) {
+    guest.command("reboot").unwrap();
+    let ready = guest.wait_ready(SILENCE).unwrap();
+    assert_eq!(ready["nics"][0]["mac"], MAC);
 }
 
 /// The random number generator works.

@@ -10,7 +10,7 @@
 //!                  | no RAM for the guest               |
 //!           E_0000 +------------------------------------+
 //!                  | ACPI tables, the RSDP first        |  124 KiB
-//!           F_F000 | generation ID                      |  1 page
+//!           F_F000 | generation ID, reset vector        |  1 page
 //!          10_0000 +------------------------------------+
 //!                  | RAM: kernel, initramfs             |
 //!        C000_0000 +------------------------------------+  3 GiB, or the end of RAM
@@ -66,9 +66,12 @@ pub const LOW_RAM_END: u64 = 0x9_fc00;
 pub const ACPI_TABLES: u64 = 0xe_0000;
 /// Bytes set aside for the ACPI tables.
 pub const ACPI_TABLES_LEN: u64 = 0x1_f000;
-/// The page that begins with the 16 bytes of the generation ID and is otherwise empty. It stays
-/// reserved after the guest has read the tables.
+/// The page that begins with the 16 bytes of the generation ID and ends with the code at
+/// [`RESET_VECTOR`]. It stays reserved after the guest has read the tables.
 pub const GENERATION_ID: u64 = ACPI_TABLES + ACPI_TABLES_LEN;
+/// F000:FFF0 in real mode: where a processor enters the firmware of a PC to reset the machine. It
+/// has room for 16 bytes.
+pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// First address of the RAM above the legacy area: kernels are loaded from here on.
 pub const HIGH_RAM_START: u64 = 0x10_0000;
 
@@ -415,6 +418,7 @@ mod tests {
         assert_disjoint(&ranges);
         assert!(ranges.iter().all(|range| range.end() <= LOW_RAM_END));
         assert_eq!(GENERATION_ID + PAGE_SIZE, HIGH_RAM_START);
+        assert_eq!(RESET_VECTOR + 16, HIGH_RAM_START);
     }
 
     #[test]

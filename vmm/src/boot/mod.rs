@@ -23,6 +23,7 @@ mod initramfs;
 mod linux64;
 mod pvh;
 mod registers;
+mod reset_vector;
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -268,7 +269,7 @@ fn check_cmdline(cmdline: &str, kernel_max: usize) -> Result<(), Error> {
     }
 }
 
-/// Writes the command line, the descriptor table and the protocol's structures.
+/// Writes the reset vector, the command line, the descriptor table and the protocol's structures.
 fn write_structures(
     memory: &GuestMemory,
     layout: &Layout,
@@ -276,6 +277,7 @@ fn write_structures(
     image: &KernelImage,
     booted: &BootedKernel,
 ) -> Result<(), vm_memory::GuestMemoryError> {
+    reset_vector::write(memory)?;
     memory.write_slice(cmdline.as_bytes(), GuestAddress(BOOT_CMDLINE))?;
     // Checked by `check_cmdline`: there is room for the NUL.
     memory.write_obj(0_u8, GuestAddress(BOOT_CMDLINE + cmdline.len() as u64))?;
