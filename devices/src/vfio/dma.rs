@@ -130,6 +130,12 @@ impl Dma {
         }
     }
 
+    /// The address and length of each region of guest RAM.
+    pub(super) fn ram(&self) -> impl Iterator<Item = (u64, u64)> {
+        let regions = self.memory.iter();
+        regions.map(|region| (region.start_addr().raw_value(), region.len()))
+    }
+
     /// Maps guest RAM. The container has a device.
     fn map(&self) -> Result<(), Error> {
         let mut ram = Vec::new();

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use super::migration::MigrationHost;
 use crate::hypervisor::DevicePages;
 
 /// The index of the region of configuration space; those of BARs are 0 to 5.
@@ -37,7 +38,7 @@ pub(super) struct Description {
 }
 
 /// An open device of the host.
-pub(super) trait Host: Send + Sync + fmt::Debug {
+pub(super) trait Host: MigrationHost + Send + Sync + fmt::Debug {
     /// Reads at `offset` of a region.
     fn read(&self, region: u8, offset: u64, data: &mut [u8]) -> io::Result<()>;
 

@@ -21,6 +21,8 @@
 //! **Errors** that the device reports (AER) are counted and shown until the next reset. The guest
 //! does not see them: an integrated endpoint has no port above it that would report them.
 //!
+//! A function whose driver can do so moves to another one: see `migration.rs`.
+//!
 //! Not supported: INTx, MSI, I/O BARs, option ROMs, extended capabilities, a reset together with
 //! other functions, peer-to-peer DMA between devices.
 
@@ -35,6 +37,7 @@ mod dma;
 mod fuzz;
 mod host;
 mod interrupts;
+mod migration;
 #[cfg(any(test, feature = "fuzz"))]
 #[allow(
     clippy::unwrap_used,
@@ -57,11 +60,13 @@ use vmm_sys_util::eventfd::EventFd;
 pub use dma::Dma;
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::vfio_anything;
+pub use migration::{FunctionView, VfioState};
 pub use open::VfioOptions;
 
 use self::config::{DeviceConfig, EXPRESS_CONTROL_FLR, GuestConfig, MsixPlaces};
 use self::host::{BARS, CONFIG, Description, Host};
 use self::interrupts::Interrupts;
+use self::migration::Abilities;
 use self::region::MappedBars;
 use crate::Error;
 use crate::hypervisor::{Doorbells, MsiVectors};
@@ -79,6 +84,7 @@ pub struct HostFunction {
     id: String,
     host: Box<dyn Host>,
     description: Description,
+    abilities: Abilities,
     bytes: [u8; CONFIG_SPACE_SIZE],
 }
 
@@ -102,10 +108,14 @@ impl HostFunction {
         let mut bytes = [0; CONFIG_SPACE_SIZE];
         host.read(CONFIG, 0, &mut bytes)
             .map_err(failed("cannot read the device's configuration space"))?;
+        let abilities = host.abilities().map_err(failed(
+            "cannot ask the driver whether the function can move",
+        ))?;
         Ok(Self {
             id: id.to_owned(),
             host,
             description,
+            abilities,
             bytes,
         })
     }
@@ -188,6 +198,7 @@ pub struct VfioPciDevice {
     id: String,
     host: Box<dyn Host>,
     driver: String,
+    abilities: Abilities,
     /// Sizes of the BARs, by index.
     sizes: [u64; BARS],
     msix_places: MsixPlaces,
@@ -204,6 +215,10 @@ pub struct VfioPciDevice {
 struct State {
     /// The guest has enabled memory or DMA since the last reset, which may take 100 ms.
     touched: bool,
+    /// Its driver has stopped it, for a migration.
+    stopped: bool,
+    /// Its driver logs what it writes.
+    logging: bool,
     config: GuestConfig,
     msix: Msix,
     interrupts: Interrupts,
@@ -225,6 +240,7 @@ impl VfioPciDevice {
             id,
             host,
             description,
+            abilities,
             bytes,
         } = function;
         let device = DeviceConfig::new(&bytes)?;
@@ -254,6 +270,7 @@ impl VfioPciDevice {
             id,
             host,
             driver: description.driver,
+            abilities,
             sizes: description.regions.each_ref().map(|region| region.size),
             msix_places,
             signals,
@@ -262,6 +279,8 @@ impl VfioPciDevice {
             failed: AtomicBool::new(false),
             state: Mutex::new(State {
                 touched: false,
+                stopped: false,
+                logging: false,
                 config,
                 msix,
                 interrupts: Interrupts::new(description.resizable),
@@ -388,9 +407,10 @@ impl VfioPciDevice {
         // From here on it neither answers nor reaches guest memory.
         self.set_command(0);
         state.interrupts.disable(&*self.host);
-        if state.touched || self.has_failed() {
+        if state.touched || state.stopped || self.has_failed() {
             let reset = self.try_reset();
             state.touched = !reset;
+            state.stopped &= !reset;
             self.failed.fetch_and(!reset, Ordering::Relaxed);
         }
         state.config.space.reset();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::host::{BARS, CONFIG, Description, Host, Region};
+use super::migration::{Abilities, MigrationHost};
 use super::{HostFunction, VfioPciDevice};
 use crate::Error;
 use crate::hypervisor::DevicePages;
@@ -26,6 +27,12 @@ pub(super) enum Fault {
     Busy,
     /// The mapping with this number.
     Map(usize),
+    /// The change to this state of a migration.
+    Enter(u32),
+    ReadData,
+    WriteData,
+    StartLog,
+    TakeLog,
 }
 
 #[derive(Debug, Default)]
@@ -40,7 +47,23 @@ pub(super) struct ModelState {
     pub(super) resets: usize,
     pub(super) maps: usize,
     pub(super) fault: Option<Fault>,
+    pub(super) abilities: Abilities,
+    /// The state of a migration; 0 stands for RUNNING.
+    pub(super) migration: u32,
+    /// The data that is left to read, or was written.
+    pub(super) data: Vec<u8>,
+    /// The written pages, while there is a log.
+    pub(super) log: Option<Vec<(u64, u64)>>,
 }
+
+/// States of a migration.
+pub(super) const STOP: u32 = 1;
+pub(super) const RUNNING: u32 = 2;
+pub(super) const STOP_COPY: u32 = 3;
+pub(super) const RESUMING: u32 = 4;
+
+/// The first bytes of data that the model accepts.
+pub(super) const DATA: &[u8] = b"model";
 
 /// A device of the host. It panics where the real one would be misused.
 #[derive(Debug)]
@@ -144,10 +167,77 @@ impl Host for Arc<Model> {
         assert!(self.doorbells.all().is_empty());
         assert_eq!(self.state.lock().command, 0);
         self.state.lock().resets += 1;
+        self.state.lock().migration = RUNNING;
         if self.fails(Fault::Busy).is_err() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         self.fails(Fault::Reset)
+    }
+}
+
+impl MigrationHost for Arc<Model> {
+    fn abilities(&self) -> io::Result<Abilities> {
+        Ok(self.state.lock().abilities)
+    }
+
+    fn set_state(&self, to: u32) -> io::Result<()> {
+        self.fails(Fault::Enter(to))?;
+        let mut state = self.state.lock();
+        let from = match state.migration {
+            0 => RUNNING,
+            other => other,
+        };
+        match (from, to) {
+            (RESUMING, STOP) if !state.data.starts_with(DATA) => {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            (RUNNING, RESUMING) => state.data.clear(),
+            (RUNNING, STOP_COPY) | (STOP_COPY | RESUMING, STOP) | (STOP | STOP_COPY, RUNNING) => {}
+            // As the kernel has it: nothing to do.
+            (RUNNING, RUNNING) => {}
+            other => panic!("no step of this module: {other:?}"),
+        }
+        state.migration = to;
+        Ok(())
+    }
+
+    fn read_data(&self, data: &mut [u8]) -> io::Result<usize> {
+        self.fails(Fault::ReadData)?;
+        let mut state = self.state.lock();
+        assert_eq!(state.migration, STOP_COPY);
+        // Less than there is room for, as the kernel may.
+        let len = state.data.len().min(data.len()).min(3);
+        for (to, byte) in data.iter_mut().zip(state.data.drain(..len)) {
+            *to = byte;
+        }
+        Ok(len)
+    }
+
+    fn write_data(&self, data: &[u8]) -> io::Result<()> {
+        self.fails(Fault::WriteData)?;
+        let mut state = self.state.lock();
+        assert_eq!(state.migration, RESUMING);
+        state.data.extend(data);
+        Ok(())
+    }
+
+    fn start_log(&self) -> io::Result<()> {
+        self.fails(Fault::StartLog)?;
+        let former = self.state.lock().log.replace(Vec::new());
+        assert_eq!(former, None);
+        Ok(())
+    }
+
+    fn stop_log(&self) -> io::Result<()> {
+        assert!(self.state.lock().log.take().is_some());
+        Ok(())
+    }
+
+    fn take_log(&self) -> io::Result<Vec<(u64, u64)>> {
+        self.fails(Fault::TakeLog)?;
+        let mut state = self.state.lock();
+        let log = state.log.as_mut();
+        Ok(std::mem::take(log.ok_or(io::ErrorKind::InvalidInput)?))
     }
 }
 

@@ -232,6 +232,15 @@ fn cannot_open(source: VfioError) -> Error {
 }
 
 impl HostDevice {
+    pub(super) fn device(&self) -> &VfioDevice {
+        &self.device.device
+    }
+
+    /// The guest RAM that the function reaches: address and length.
+    pub(super) fn ram(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.dma.ram()
+    }
+
     /// Checks the open device, and returns its properties.
     fn describe(&mut self, address: &str, driver: String) -> Result<Description, Error> {
         let failed = |call: &str| Error::context(format!("{call} failed"));

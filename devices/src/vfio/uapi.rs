@@ -10,7 +10,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_BASE, VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE,
+    VFIO_BASE, VFIO_DEVICE_FEATURE_DMA_LOGGING_START, VFIO_DEVICE_FEATURE_PROBE,
+    VFIO_DEVICE_FEATURE_SET, VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE,
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
     VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX, VFIO_TYPE,
     vfio_device_info, vfio_iommu_type1_info, vfio_region_info,
@@ -21,6 +22,7 @@ const DEVICE_GET_REGION_INFO: u32 = VFIO_BASE + 8;
 const DEVICE_SET_IRQS: u32 = VFIO_BASE + 10;
 const DEVICE_RESET: u32 = VFIO_BASE + 11;
 const IOMMU_GET_INFO: u32 = VFIO_BASE + 12;
+const DEVICE_FEATURE: u32 = VFIO_BASE + 17;
 
 /// Bytes of `struct vfio_irq_set` without its data: five 32-bit fields.
 const IRQ_SET_LEN: usize = 20;
@@ -186,6 +188,23 @@ fn ranges_in(bytes: &[u8]) -> Option<Vec<(u64, u64)>> {
     None
 }
 
+/// Whether the driver can log the pages that the device writes.
+pub(super) fn has_log(device: &impl AsRawFd) -> io::Result<bool> {
+    let feature =
+        VFIO_DEVICE_FEATURE_PROBE | VFIO_DEVICE_FEATURE_SET | VFIO_DEVICE_FEATURE_DMA_LOGGING_START;
+    // The length and the flags of `struct vfio_device_feature`, without data.
+    let mut request = [8, feature];
+    // SAFETY: needed for the request. It reads this structure, whose length it has.
+    match unsafe { ioctl(device, DEVICE_FEATURE, request.as_mut_ptr().cast()) } {
+        Ok(_) => Ok(true),
+        // An older kernel, or a driver without a log.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -233,6 +252,7 @@ mod tests {
         ] {
             assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
         }
+        assert!(!has_log(&file).unwrap());
     }
 
     proptest! {

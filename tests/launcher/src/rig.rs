@@ -162,6 +162,9 @@ impl Rig {
                 stock("virtio_net"),
                 vhost_vdpa(),
                 file("vp_vdpa.ko"),
+                // Before the stock modules that need it: these find it loaded.
+                file("vfio.ko"),
+                file("bellhop_vfio_mig.ko"),
             ],
         }
     }

@@ -273,8 +273,10 @@ pub(crate) fn move_to_waiting(
     move_to_waiting_as(guest, waiting, from, to, json!({}))
 }
 
+/// Like [`move_to_waiting`], with the options in `more`.
 #[track_caller]
-fn move_to_waiting_as(
+#[allow(dead_code, reason = "for those above")]
+pub(crate) fn move_to_waiting_as(
     mut guest: Guest,
     waiting: Guest,
     from: &Host,

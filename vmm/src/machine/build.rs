@@ -228,7 +228,8 @@ impl Machine {
         }
         let passthrough = Arc::new(Passthrough::new(vm.fd().clone()));
         for function in &config.vfio {
-            device_manager.attach_vfio(passthrough.open(function, &memory)?, &events)?;
+            let slot = given.slots.get(&function.name()).copied();
+            device_manager.attach_vfio(passthrough.open(function, &memory)?, slot, &events)?;
         }
 
         // The descriptors that the vmm thread polls.

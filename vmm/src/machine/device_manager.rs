@@ -12,6 +12,7 @@
 
 mod attached;
 mod exchange;
+mod functions;
 mod iommu_status;
 mod removal;
 mod saved;
@@ -442,9 +443,13 @@ impl DeviceManager {
     /// not be restored.
     pub(super) fn log_writes(&self, on: bool) -> Result<(), RequestError> {
         if on {
-            self.ensure_none_passed_through()?;
+            self.ensure_functions_movable(|_| false)?;
         }
-        let mut result = Ok(());
+        let mut result = self.log_functions(on);
+        if on && result.is_err() {
+            let _ = self.log_functions(false);
+            return result;
+        }
         for entry in self.entries.values() {
             let Some(device) = entry.virtio() else {
                 continue;

@@ -260,12 +260,17 @@ pub enum NotMovable {
          /v1/vm/disks/{0})"
     )]
     Disk(String),
-    /// Its state is in the device.
+    /// Its state is in the device, whose driver cannot move it.
     #[error(
-        "VFIO device {0} cannot move: its state is in the device; unplug it first (DELETE \
-         /v1/vm/vfio/{0}), or give it a NIC as its standby"
+        "VFIO device {id} cannot move: {why}; unplug it first (DELETE /v1/vm/vfio/{id}), or give it \
+         a NIC as its standby"
     )]
-    PassedThrough(String),
+    PassedThrough {
+        /// Its name.
+        id: String,
+        /// What its driver cannot do.
+        why: String,
+    },
     /// The destination would be built with it, and the guest is about to release it.
     #[error("the guest has not ejected {0} yet; try again when it has")]
     Unplugging(String),
@@ -277,7 +282,7 @@ impl NotMovable {
     pub fn remedy(&self) -> String {
         match self {
             Self::Disk(id) => format!("unplug it first: DELETE /v1/vm/disks/{id}"),
-            Self::PassedThrough(id) => format!(
+            Self::PassedThrough { id, .. } => format!(
                 "unplug it first (DELETE /v1/vm/vfio/{id}), or give it a NIC as its standby"
             ),
             Self::Unplugging(_) => "try again when the guest has ejected it".to_owned(),

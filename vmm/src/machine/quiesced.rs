@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use devices::virtio::iommu::DomainsState;
 
-use super::saved::SavedDevice;
+use super::saved::{SavedDevice, SavedFunction};
 
 /// The reason for which a machine is quiesced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(super) enum QuiescedFor {
 /// A machine between its save and its resume.
 pub(super) struct Quiesced {
     pub(super) devices: Vec<SavedDevice>,
+    /// The functions of a machine from another host. Here, their drivers keep their states.
+    pub(super) functions: Vec<SavedFunction>,
     /// The domains of the guest's IOMMU, for devices that have not received them.
     pub(super) iommu: Option<DomainsState>,
     /// Whether its vCPUs ran before.

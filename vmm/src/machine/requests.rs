@@ -147,7 +147,9 @@ impl Machine {
         self.ensure_not_quiesced()?;
         let id = function.config.name();
         self.ensure_pluggable(&id)?;
-        let slot = self.device_manager.attach_vfio(function, &self.events)?;
+        let slot = self
+            .device_manager
+            .attach_vfio(function, None, &self.events)?;
         self.plugged(id, slot)
     }
 

@@ -10,6 +10,7 @@
 //! | `vcpu` | for each vCPU, by number: registers, local APIC, MSRs, CPUID |
 //! | `platform` | serial, clock, power button, hot-plug, host bridge, PCI ports, generation ID |
 //! | `iommu` | the domains of the guest's IOMMU, if it has one |
+//! | `vfio` | for each function that moves: name, slot, registers, its driver's data |
 //! | `device` | for each device, in order of attachment: name, slot, registers, backend state |
 
 use std::collections::BTreeMap;
@@ -19,13 +20,14 @@ use devices::legacy::event::AcpiEventState;
 use devices::legacy::power::PowerState;
 use devices::legacy::serial::SerialState;
 use devices::pci::{ConfigPortsState, PciBusState, PciHotplugState, SLOTS, Slot};
+use devices::vfio::VfioState;
 use devices::virtio::iommu::{DOMAINS_STATE_VERSION, DomainsState};
 use devices::virtio::pci::VirtioPciState;
 use serde::{Deserialize, Serialize};
 
 use super::error::SnapshotError;
 use super::generation::GenerationState;
-use crate::config::{CpuCount, VmConfig};
+use crate::config::{CpuCount, VfioConfig, VmConfig};
 use crate::kvm::saved::VmState;
 use crate::snapshot::format::{Saved, Sections, decode};
 use crate::vcpu::VcpuState;
@@ -67,6 +69,19 @@ pub(super) struct SavedDevice {
     pub(super) state: VirtioPciState,
 }
 
+/// A function of the host, of a machine that moves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedFunction {
+    /// Its name.
+    pub(super) id: String,
+    /// The number of its PCI slot.
+    pub(super) slot: u8,
+    pub(super) state: VfioState,
+}
+
+/// Limit of the data of all functions, in bytes.
+pub(super) const FUNCTIONS_MAX: usize = 128 << 20;
+
 /// Implements [`Saved`]: name, version, maximum bytes, maximum items.
 macro_rules! saved {
     ($($type:ty: $name:literal, $version:expr, $max:expr $(, $items:expr)?;)*) => {$(
@@ -95,6 +110,8 @@ saved! {
     Vec<VcpuState>: "vcpu", 1, (CpuCount::MAX as u64) << 20, CpuCount::MAX as u32;
     SavedPlatform: "platform", 1, 1 << 16;
     DomainsState: "iommu", DOMAINS_STATE_VERSION, 1 << 26;
+    // Each one's registers and MSI-X table take less than 64 KiB.
+    Vec<SavedFunction>: "vfio", 1, FUNCTIONS_MAX as u64 + ((SLOTS as u64) << 16), SLOTS as u32;
     Vec<SavedDevice>: "device", 1, (SLOTS as u64) << 22, SLOTS as u32;
 }
 
@@ -110,6 +127,8 @@ pub(super) struct SavedMachine {
     pub(super) iommu: Option<DomainsState>,
     /// In the order of attachment.
     pub(super) devices: Vec<SavedDevice>,
+    /// In the order of attachment; only of a machine that moves.
+    pub(super) functions: Vec<SavedFunction>,
     /// Whether its vCPUs ran when it was saved.
     pub(super) ran: bool,
     /// How often another program has taken over the machine.
@@ -151,6 +170,9 @@ impl SavedMachine {
             sections.put(iommu)?;
         }
         sections.put(&self.devices)?;
+        if !self.functions.is_empty() {
+            sections.put(&self.functions)?;
+        }
         Ok(sections)
     }
 
@@ -160,6 +182,19 @@ impl SavedMachine {
     /// # Errors
     /// [`SnapshotError`]: a section is missing or malformed, or the parts are inconsistent.
     pub(super) fn take(from: &mut Sections) -> Result<Self, SnapshotError> {
+        let this = Self::take_moving(from)?;
+        // No machine with a function of the host can be saved, so another program wrote this.
+        match this.config.vfio.first() {
+            Some(function) => Err(SnapshotError::DeviceNotSaved(function.name())),
+            None => Ok(this),
+        }
+    }
+
+    /// As [`SavedMachine::take`], of a machine that moves. It may have functions of the host.
+    ///
+    /// # Errors
+    /// As [`SavedMachine::take`].
+    pub(super) fn take_moving(from: &mut Sections) -> Result<Self, SnapshotError> {
         let SavedConfig {
             json,
             ran,
@@ -172,6 +207,7 @@ impl SavedMachine {
             platform: from.take()?,
             iommu: from.take_optional()?,
             devices: from.take()?,
+            functions: from.take_optional()?.unwrap_or_default(),
             ran,
             upgrades,
         };
@@ -182,10 +218,7 @@ impl SavedMachine {
                 configured: cpus,
             });
         }
-        // No machine with a function of the host can be saved, so another program wrote this.
-        if let Some(function) = this.config.vfio.first() {
-            return Err(SnapshotError::DeviceNotSaved(function.name()));
-        }
+        check_functions(&this.config.vfio, &this.functions)?;
         // Checks that each slot and each name occurs once.
         this.slots()?;
         Ok(this)
@@ -197,15 +230,17 @@ impl SavedMachine {
     /// [`SnapshotError::Slot`]: a slot does not exist, or two devices have the same slot or name.
     pub(super) fn slots(&self) -> Result<BTreeMap<String, Slot>, SnapshotError> {
         let mut slots: BTreeMap<String, Slot> = BTreeMap::new();
-        for device in &self.devices {
-            let slot = Slot::new(device.slot).filter(|slot| {
+        let devices = self.devices.iter().map(|device| (&device.id, device.slot));
+        let functions = self.functions.iter().map(|one| (&one.id, one.slot));
+        for (id, number) in devices.chain(functions) {
+            let slot = Slot::new(number).filter(|slot| {
                 *slot != Slot::HOST_BRIDGE && slots.values().all(|other| other != slot)
             });
-            let known = slot.map(|slot| slots.insert(device.id.clone(), slot));
+            let known = slot.map(|slot| slots.insert(id.clone(), slot));
             if known != Some(None) {
                 return Err(SnapshotError::Slot {
-                    id: device.id.clone(),
-                    slot: device.slot,
+                    id: id.clone(),
+                    slot: number,
                 });
             }
         }
@@ -213,9 +248,63 @@ impl SavedMachine {
     }
 }
 
+/// Checks that each function has one state, and each state a function.
+fn check_functions(
+    configured: &[VfioConfig],
+    saved: &[SavedFunction],
+) -> Result<(), SnapshotError> {
+    let mut states: Vec<&str> = saved.iter().map(|one| one.id.as_str()).collect();
+    for id in configured.iter().map(VfioConfig::name) {
+        let Some(index) = states.iter().position(|state| *state == id) else {
+            return Err(SnapshotError::DeviceNotSaved(id));
+        };
+        states.swap_remove(index);
+    }
+    match states.first() {
+        Some(id) => Err(SnapshotError::NoDevice((*id).to_owned())),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use devices::pci::{ConfigSpaceState, MsixState};
+
     use super::*;
+
+    #[test]
+    fn states_of_functions_belong_to_functions() {
+        let state = |id: &str| SavedFunction {
+            id: id.to_owned(),
+            slot: 3,
+            state: VfioState {
+                config_space: ConfigSpaceState { bytes: Vec::new() },
+                msix: MsixState {
+                    entries: Vec::new(),
+                },
+                data: vec![7; 3],
+            },
+        };
+        let configured = |ids: &[&str]| -> Vec<VfioConfig> {
+            let parse = |id: &&str| format!("host=0000:03:10.1,id={id}").parse().unwrap();
+            ids.iter().map(parse).collect()
+        };
+        let check = |ids: &[&str], states: &[&str]| {
+            let states: Vec<SavedFunction> = states.iter().map(|id| state(id)).collect();
+            check_functions(&configured(ids), &states)
+        };
+        check(&[], &[]).unwrap();
+        check(&["a", "b"], &["b", "a"]).unwrap();
+        for (ids, states) in [
+            (&["a"][..], &[][..]),
+            (&[], &["a"]),
+            (&["a"], &["b"]),
+            (&["a"], &["a", "a"]),
+            (&["a", "a"], &["a"]),
+        ] {
+            check(ids, states).unwrap_err();
+        }
+    }
 
     #[test]
     fn a_configuration_of_version_1_is_read() {

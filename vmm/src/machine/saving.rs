@@ -13,7 +13,8 @@
 //!            ──> IOMMU's domains ──> devices ──> runs
 //! ```
 //! Devices are saved before vCPUs: an interrupt that a device sent when it stopped is in a local
-//! APIC by then. Devices are restored after vCPUs, since each device that ran sends one spurious
+//! APIC by then. Functions of the host are stopped after them, by their drivers, and only for a
+//! migration. Devices are restored after vCPUs, since each device that ran sends one spurious
 //! interrupt.
 
 use devices::virtio::block::engine::hung_disks;
@@ -95,12 +96,19 @@ impl Machine {
         self.pause();
         // From here on no vCPU can fail, so a quiesced machine cannot crash.
         self.ensure_not_crashed()?;
-        let mut saved = self.save_parked();
+        let mut saved = match quiesced_for {
+            QuiescedFor::Migration => self.save_parked(),
+            QuiescedFor::Snapshot => {
+                let checked = self.device_manager.ensure_none_passed_through();
+                checked.and_then(|()| self.save_parked())
+            }
+        };
         match &mut saved {
             Ok(saved) => {
                 saved.ran = ran;
                 self.quiesced = Some(Quiesced {
                     devices: saved.devices.clone(),
+                    functions: Vec::new(),
                     iommu: None,
                     ran,
                     quiesced_for,
@@ -115,6 +123,13 @@ impl Machine {
 
     fn save_parked(&self) -> Result<SavedMachine, RequestError> {
         let devices = self.device_manager.save()?;
+        let functions = match self.device_manager.save_functions() {
+            Ok(functions) => functions,
+            Err(error) => {
+                self.device_manager.restore_in_place(&devices);
+                return Err(error);
+            }
+        };
         let rest = self.save_processors();
         match rest {
             Ok((vm, vcpus)) => Ok(SavedMachine {
@@ -133,11 +148,13 @@ impl Machine {
                 },
                 iommu: self.device_manager.save_domains(),
                 devices,
+                functions,
                 ran: false,
                 upgrades: self.upgrade.count,
             }),
             Err(error) => {
                 self.device_manager.restore_in_place(&devices);
+                self.device_manager.resume_functions();
                 Err(error.into())
             }
         }
@@ -175,8 +192,7 @@ impl Machine {
             return Ok(());
         };
         if let Some(arrived) = quiesced.arrived {
-            let (devices, iommu) = (&quiesced.devices, quiesced.iommu.as_ref());
-            if let Err(error) = self.restore_devices(devices, iommu, arrived == Arrived::Tried) {
+            if let Err(error) = self.restore_arrived(&quiesced, arrived == Arrived::Tried) {
                 // Reset, so that no device works for the guest and a second attempt is possible.
                 self.device_manager.reset_all();
                 self.quiesced = Some(Quiesced {
@@ -187,6 +203,7 @@ impl Machine {
             }
         } else {
             self.device_manager.restore_in_place(&quiesced.devices);
+            self.device_manager.resume_functions();
         }
         // Requests that the guest made while it was stopped take effect now.
         self.power.release();
@@ -235,10 +252,12 @@ impl Machine {
     ) -> Result<(), Error> {
         self.device_manager.check(&saved.devices)?;
         self.device_manager.check_domains(saved.iommu.as_ref())?;
+        self.device_manager.load_functions(&saved.functions)?;
         self.restore_board(&saved, clock_policy)?;
         self.requests.publish_boot(true);
         self.quiesced = Some(Quiesced {
             devices: saved.devices,
+            functions: saved.functions,
             iommu: saved.iommu,
             ran: saved.ran,
             quiesced_for: QuiescedFor::Migration,
@@ -271,6 +290,20 @@ impl Machine {
         self.device_manager.restore_domains(iommu)?;
         self.device_manager.restore(saved, again)?;
         self.publish();
+        self.pci.remap();
+        Ok(())
+    }
+
+    /// Restores the devices of a machine from another host. `again` if an earlier attempt failed,
+    /// after which all devices were reset.
+    fn restore_arrived(&mut self, quiesced: &Quiesced, again: bool) -> Result<(), SnapshotError> {
+        let functions = &quiesced.functions;
+        if again {
+            self.device_manager.load_functions(functions)?;
+        }
+        self.restore_devices(&quiesced.devices, quiesced.iommu.as_ref(), again)?;
+        self.device_manager.start_functions(functions)?;
+        // Their BARs are mapped now.
         self.pci.remap();
         Ok(())
     }

@@ -43,6 +43,9 @@
 //! * `vfio-refused [NIC]`: negotiates without ACCESS_PLATFORM, and prints whether the device
 //!   refuses.
 //! * `vfio-off`: gives the NIC back to the kernel; `up` brings it up.
+//! * `mover-on MICROSECONDS`: has the function whose state can move write pages, each with an
+//!   interrupt, until `mover-off`. The guest has one processor.
+//! * `mover-off`: ends that and prints the totals of driver and function.
 //! * `processors`: prints the topology and features of the processors.
 //! * `memory-check MIB`: writes a pattern to this much memory, verifies it, and prints the memory's
 //!   location.
@@ -230,6 +233,8 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         "vfio-map-bar" => vfio::map_bar(word(words, "NIC")?),
         "vfio-refused" => vfio::refused(nic(words)),
         "vfio-off" => vfio::stop(),
+        "mover-on" => vfio::mover::start(number(words, "MICROSECONDS")?),
+        "mover-off" => vfio::mover::stop(),
         "processors" => processors::topology(),
         "memory-check" => memory::check(number(words, "MIB")?),
         "write-on" => {

@@ -13,6 +13,7 @@
 mod access;
 mod function;
 mod group;
+pub(crate) mod mover;
 mod physical;
 
 use crate::background::Control;

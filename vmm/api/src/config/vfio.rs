@@ -13,8 +13,8 @@ use super::{KeyValueError, from_key_value};
 /// Where sysfs lists PCI functions by their address.
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// A PCI function of the host for the guest. No snapshot of the VM can be taken. Without a standby
-/// it cannot migrate either.
+/// A PCI function of the host for the guest. No snapshot of the VM can be taken. It migrates only
+/// with a standby, or if the function's driver moves its state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "VfioFields", into = "VfioFields")]
 pub struct VfioConfig {
@@ -54,7 +54,8 @@ impl FromStr for VfioConfig {
 }
 
 /// A PCI function of the host for the guest, by `host` or by `path`. It is bound to vfio-pci. No
-/// snapshot of the VM can be taken. Without a standby it cannot migrate either.
+/// snapshot of the VM can be taken. It migrates only with a standby, or if the function's driver
+/// moves its state.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct VfioFields {

@@ -1,7 +1,7 @@
 //! A device that the guest sees: an emulated virtio device, or a function of the host.
 //!
-//! Owns the difference. A function of the host cannot be saved, and the machine knows neither its
-//! rings nor what it writes. The host may want it back:
+//! Owns the difference. The machine does not know the rings of a function of the host. Its state and
+//! what it writes are known only to its driver (`functions.rs`). The host may want it back:
 //!
 //! ```text
 //!   attached ── the kernel asks ──> the guest is asked to eject it ──> detached
@@ -75,13 +75,14 @@ impl Entry {
 }
 
 impl DeviceManager {
-    /// Puts a function of the host into the first free slot, and polls its descriptors.
+    /// Puts a function of the host into this slot, or the first free one, and polls its descriptors.
     ///
     /// # Errors
     /// On failure nothing has changed, and the function is closed.
     pub(in super::super) fn attach_vfio(
         &mut self,
         function: Function,
+        slot: Option<Slot>,
         events: &EventLoop,
     ) -> Result<Slot, Error> {
         let Function {
@@ -93,7 +94,7 @@ impl DeviceManager {
         self.ensure_unused(&id)?;
         self.ensure_standby(&config)?;
         let number = self.free_number()?;
-        let slot = self.choose_slot(&id, false, None)?;
+        let slot = self.choose_slot(&id, false, slot)?;
         let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
         let device = VfioPciDevice::new(host, &self.msi, doorbells)
             .map(Arc::new)
@@ -191,7 +192,10 @@ impl DeviceManager {
             device: entry.id.clone(),
             queue: 0,
             alarm: AlarmKind::DeviceError,
-            detail: Some("the function has reported an uncorrectable error (AER)".to_owned()),
+            detail: Some(
+                "the function has reported an uncorrectable error (AER), or did not resume"
+                    .to_owned(),
+            ),
         })
     }
 

@@ -12,12 +12,11 @@ use super::super::saved::SavedDevice;
 use super::DeviceManager;
 
 impl DeviceManager {
-    /// Stops all devices and returns their states. The vCPUs are parked.
+    /// Stops all virtio devices and returns their states. The vCPUs are parked.
     ///
     /// # Errors
     /// A device cannot be saved; all devices resume.
     pub(in super::super) fn save(&self) -> Result<Vec<SavedDevice>, RequestError> {
-        self.ensure_none_passed_through()?;
         let mut saved = Vec::with_capacity(self.entries.len());
         for entry in self.entries.values() {
             let Some(device) = entry.virtio() else {
@@ -128,9 +127,10 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Checks that each device has a state among these.
+    /// Checks that each virtio device has a state among these.
     fn all_saved(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
-        let mut entries = self.entries.values();
+        let virtio = |entry: &&super::Entry| entry.virtio().is_some();
+        let mut entries = self.entries.values().filter(virtio);
         match entries.find(|entry| saved.iter().all(|device| device.id != entry.id)) {
             Some(entry) => Err(SnapshotError::DeviceNotSaved(entry.id.clone())),
             None => Ok(()),

@@ -11,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use devices::pci::Slot;
+use devices::vfio::FunctionView;
 use devices::virtio::pci::GuestView;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -18,10 +19,13 @@ use vdpa::causes::in_one_line;
 
 use crate::Error;
 use crate::byte_count::ByteCount;
-use crate::config::{CpuAffinity, HugePageSize, MemoryConfig, NoSuchNic, VdpaConfig, VmConfig};
+use crate::config::{
+    CpuAffinity, HugePageSize, MemoryConfig, NoSuchNic, VdpaConfig, VfioConfig, VmConfig,
+};
 use crate::machine::device_manager::DeviceManager;
 use crate::machine::error::NotMovable;
 use crate::machine::program::{reads, state_versions};
+use crate::machine::saved::SavedFunction;
 use crate::migration::protocol::Refusal;
 use crate::snapshot::format::Saved as _;
 use crate::snapshot::memory_image::MemoryDigest;
@@ -36,6 +40,8 @@ const DEVICES_MAX: usize = devices::pci::SLOTS as usize;
 pub(super) struct Here<'a> {
     /// Its vDPA devices, by the names of the NICs.
     pub(super) nics: &'a [VdpaConfig],
+    /// Its functions by VFIO, by name.
+    pub(super) functions: &'a [VfioConfig],
     /// The files from which the guest boots.
     pub(super) kernel: Option<&'a Path>,
     pub(super) initramfs: Option<&'a Path>,
@@ -92,6 +98,19 @@ pub(super) struct Document {
     /// The last device address that the guest may map by its IOMMU, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) last_iova: Option<u64>,
+    /// The functions by VFIO that move with the machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) functions: Vec<DocumentFunction>,
+}
+
+/// The properties of a function of the host on which its driver in the guest can rely.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DocumentFunction {
+    pub(super) id: String,
+    /// The number of the PCI slot.
+    pub(super) slot: u8,
+    pub(super) view: FunctionView,
 }
 
 /// The properties of a device on which its driver can rely.
@@ -136,6 +155,15 @@ impl Document {
     pub(super) fn announce_digest(&mut self) {
         self.state_versions
             .insert(MemoryDigest::NAME.to_owned(), MemoryDigest::VERSION);
+    }
+
+    /// Announces that the state will hold those of functions, if it will.
+    pub(super) fn announce_functions(&mut self) {
+        if !self.functions.is_empty() {
+            type Section = Vec<SavedFunction>;
+            let name = Section::NAME.to_owned();
+            self.state_versions.insert(name, Section::VERSION);
+        }
     }
 
     /// Whether the state will hold a digest of the guest's memory.
@@ -189,14 +217,10 @@ impl Document {
                 ));
             }
         }
+        self.place_functions(here.functions, &mut refusals);
         if let Err(error) = check_movable(&self.config) {
-            let disks = self.config.vfio.is_empty();
             refusals.push(refusal(
-                if disks {
-                    "the disks"
-                } else {
-                    "the VFIO devices"
-                },
+                "the disks",
                 "there".to_owned(),
                 error.to_string(),
                 "unplug them at the source first",
@@ -219,7 +243,7 @@ impl Document {
         }
         self.place_memory_and_vcpus(here, &mut refusals);
         self.place_boot_files(here, &mut refusals);
-        if self.devices.len() > DEVICES_MAX {
+        if self.devices.len().saturating_add(self.functions.len()) > DEVICES_MAX {
             refusals.push(refusal(
                 "the list of devices",
                 "too long for any machine".to_owned(),
@@ -231,6 +255,32 @@ impl Document {
             Ok(())
         } else {
             Err(refusals)
+        }
+    }
+
+    /// This host decides which of its functions a guest gets.
+    fn place_functions(&mut self, ours: &[VfioConfig], refusals: &mut Vec<Refusal>) {
+        type Section = Vec<SavedFunction>;
+        let version = self.state_versions.get(Section::NAME).copied();
+        if !self.functions.is_empty() && version != Some(Section::VERSION) {
+            refusals.push(refusal(
+                "the states of VFIO devices",
+                format!("version {}", version.unwrap_or_default()),
+                format!("version {}", Section::VERSION),
+                "run the same version of Bellhop on both hosts",
+            ));
+        }
+        for function in &mut self.config.vfio {
+            let id = function.name();
+            match ours.iter().find(|ours| ours.name() == id) {
+                Some(ours) => *function = ours.clone(),
+                None => refusals.push(refusal(
+                    &format!("the VFIO device {id}"),
+                    "there".to_owned(),
+                    "given no function".to_owned(),
+                    &format!("name one where the destination waits: --vfio host=ADDRESS,id={id}"),
+                )),
+            }
         }
     }
 
@@ -341,9 +391,11 @@ impl Document {
     /// Returns the slot of each device whose slot number is valid. Building the machine detects two
     /// devices in one slot.
     pub(super) fn slots(&self) -> BTreeMap<String, Slot> {
-        let slots = self.devices.iter().filter_map(|device| {
-            let slot = Slot::new(device.slot).filter(|slot| *slot != Slot::HOST_BRIDGE)?;
-            Some((device.id.clone(), slot))
+        let devices = self.devices.iter().map(|device| (&device.id, device.slot));
+        let functions = self.functions.iter().map(|one| (&one.id, one.slot));
+        let slots = devices.chain(functions).filter_map(|(id, number)| {
+            let slot = Slot::new(number).filter(|slot| *slot != Slot::HOST_BRIDGE)?;
+            Some((id.clone(), slot))
         });
         slots.collect()
     }
@@ -361,6 +413,7 @@ impl Document {
             ));
         }
         refusals.extend(self.compare_iommu(device_manager.last_iova()));
+        self.compare_functions(device_manager, &mut refusals);
         let here = device_manager.devices();
         for device in &here {
             if self.devices.iter().all(|there| there.id != device.id) {
@@ -391,6 +444,32 @@ impl Document {
             }
         }
         refusals
+    }
+
+    /// Compares the functions, each with the one of this host.
+    fn compare_functions(&self, here: &DeviceManager, refusals: &mut Vec<Refusal>) {
+        let ours = here.function_views();
+        let undescribed = ours.iter().filter(|(id, ..)| {
+            let mut described = self.functions.iter();
+            described.all(|function| function.id != *id)
+        });
+        refusals.extend(undescribed.map(|(id, ..)| {
+            let what = format!("the VFIO device {id}");
+            refusal(&what, "not described".to_owned(), "there".to_owned(), "")
+        }));
+        for DocumentFunction { id, view, .. } in &self.functions {
+            let why = match here.adopt_function(id, view) {
+                Some(Ok(())) => continue,
+                Some(Err(error)) => format!("incompatible ({})", in_one_line(&error)),
+                None => "absent".to_owned(),
+            };
+            refusals.push(refusal(
+                &format!("the VFIO device {id}"),
+                "as the guest sees it".to_owned(),
+                why,
+                "give the destination a function of the same model and driver",
+            ));
+        }
     }
 
     /// Compares the addresses of the guest's IOMMU, which its driver has read.
@@ -452,9 +531,6 @@ pub(super) fn unbuildable(error: &Error) -> Refusal {
 /// # Errors
 /// [`NotMovable`].
 pub(super) fn check_movable(config: &VmConfig) -> Result<(), NotMovable> {
-    if let Some(function) = config.vfio.first() {
-        return Err(NotMovable::PassedThrough(function.name()));
-    }
     match config.disks.iter().enumerate().next() {
         Some((number, disk)) => Err(NotMovable::Disk(disk.name(number))),
         None => Ok(()),
@@ -485,16 +561,41 @@ mod tests {
             cpuid: Vec::new(),
             devices: Vec::new(),
             last_iova: None,
+            functions: Vec::new(),
         }
     }
 
     #[test]
-    fn a_machine_with_a_function_of_the_host_does_not_move() {
-        let config = r#"{"kernel": "k", "vfio": [{"host": "0000:03:10.1", "id": "vf"}]}"#;
-        let refused = check_movable(&document(config).config).unwrap_err();
-        assert!(refused.to_string().contains("VFIO device vf"), "{refused}");
-        assert!(refused.remedy().contains("standby"));
-        check_movable(&document(r#"{"kernel": "k"}"#).config).unwrap();
+    fn a_destination_names_the_functions_of_its_own() {
+        let vfio = r#"{"host": "0000:03:10.1", "id": "vf"}"#;
+        let config = format!(r#"{{"kernel": "k", "vfio": [{vfio}]}}"#);
+        let ours: VfioConfig = "host=0000:04:00.2,id=vf".parse().unwrap();
+        let mut machine = document(&config);
+        machine.functions.push(DocumentFunction {
+            id: "vf".to_owned(),
+            slot: 3,
+            view: FunctionView {
+                config: vec![0; 256],
+                sizes: vec![0; 6],
+            },
+        });
+        assert_eq!(machine.slots().len(), 1);
+        // A source that does not announce their states.
+        let mut refusals = Vec::new();
+        machine.place_functions(std::slice::from_ref(&ours), &mut refusals);
+        assert_eq!(what(&refusals), ["the states of VFIO devices"]);
+        machine.announce_functions();
+        let other: VfioConfig = "host=0000:04:00.2,id=other".parse().unwrap();
+        for here in [&[][..], &[other][..]] {
+            let (mut moves, mut refusals) = (document(&config), Vec::new());
+            moves.place_functions(here, &mut refusals);
+            assert_eq!(what(&refusals), ["the VFIO device vf"]);
+            assert!(refusals[0].remedy.contains("--vfio host=ADDRESS,id=vf"));
+        }
+        let mut refusals = Vec::new();
+        machine.place_functions(std::slice::from_ref(&ours), &mut refusals);
+        assert!(refusals.is_empty(), "{refusals:?}");
+        assert_eq!(machine.config.vfio, [ours]);
     }
 
     #[test]
@@ -530,6 +631,7 @@ mod tests {
         let path = |text: &'a str| (!text.is_empty()).then(|| Path::new(text));
         Here {
             nics,
+            functions: &[],
             kernel: path(kernel),
             initramfs: path(initramfs),
             memory_max: MemoryMax::Given(1 << 30),

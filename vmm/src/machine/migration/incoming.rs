@@ -213,6 +213,7 @@ impl IncomingMigration<'_> {
         let mut document = Document::read(&hello.compat)?;
         document.prepare(&Here {
             nics: &config.vdpa,
+            functions: &config.vfio,
             kernel: config.kernel.as_deref(),
             initramfs: config.initramfs.as_deref(),
             memory_max: self.memory_max()?,
@@ -318,7 +319,7 @@ impl DestinationMachine for IncomingMigration<'_> {
         };
         let mut sections =
             Sections::read(&mut state, STATE_FILE_MAX).map_err(SnapshotError::from)?;
-        let saved = SavedMachine::take(&mut sections)?;
+        let saved = SavedMachine::take_moving(&mut sections)?;
         let digest: Option<MemoryDigest> = sections.take_optional().map_err(SnapshotError::from)?;
         sections.finish().map_err(SnapshotError::from)?;
         let digested = digest.as_ref().map(MemoryDigest::size);

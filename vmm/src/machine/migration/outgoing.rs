@@ -252,9 +252,7 @@ impl SourceMachine for OutgoingMigration<'_> {
     fn take_dirty(&mut self, pages: &mut DirtyPages) -> Result<(), MachineError> {
         let always = match &self.stopped {
             Some(stopped) => stopped.untracked_writes.clone(),
-            None => self
-                .handle
-                .on_vmm_thread(|machine| machine.device_manager.untracked_writes())?,
+            None => self.handle.on_vmm_thread(Machine::device_writes)??,
         };
         let always = in_file(&always, self.offer.ram.slots());
         match &self.tracker {

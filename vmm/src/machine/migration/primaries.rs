@@ -26,17 +26,25 @@ const EJECTION: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Handle {
-    /// Returns the functions that leave the guest before a migration.
+    /// Returns the functions that leave the guest before a migration: those with a standby.
     ///
     /// # Errors
-    /// [`NotMovable::PassedThrough`]: no NIC stands by for a function.
+    /// [`NotMovable::PassedThrough`]: no NIC stands by for a function, and its driver cannot move
+    /// it.
     pub fn primaries(&self) -> Result<Vec<VfioConfig>, RequestError> {
-        let functions = self.status().vfio.into_iter();
-        let primary = |function: VfioStatus| match function.config.standby {
-            Some(_) => Ok(function.config),
-            None => Err(NotMovable::PassedThrough(function.id).into()),
-        };
-        functions.map(primary).collect()
+        let functions: Vec<VfioStatus> = self.status().vfio;
+        if functions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let configs = functions.into_iter().map(|function| function.config);
+        let primaries = configs.filter(|config| config.standby.is_some());
+        let primaries: Vec<VfioConfig> = primaries.collect();
+        let leave: Vec<String> = primaries.iter().map(VfioConfig::name).collect();
+        self.on_vmm_thread(move |machine| {
+            let leaves = |id: &str| leave.iter().any(|leaving| leaving == id);
+            machine.device_manager.ensure_functions_movable(leaves)
+        })??;
+        Ok(primaries)
     }
 
     /// Has the guest eject its functions, and waits.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bellhop_api::machine::InFlight;
 
-use super::compat::{self, Document, DocumentDevice};
+use super::compat::{self, Document, DocumentDevice, DocumentFunction};
 use super::outgoing_state::OutgoingState;
 use super::throttle::{Throttle, Turn};
 use crate::event_loop::Token;
@@ -48,16 +48,33 @@ impl Machine {
         }
         // Read before the devices stop: stopping first completes commands of their control queues.
         let in_flight = self.device_manager.in_flight();
-        let untracked_writes = self.device_manager.untracked_writes();
+        let mut untracked_writes = self.device_manager.untracked_writes();
         let saved = self.save(QuiescedFor::Migration);
         if running && saved.is_err() && self.ensure_not_crashed().is_ok() {
             self.vcpus.resume();
         }
+        let saved = saved?;
+        // The functions are stopped, so this is all that they have written.
+        match self.device_manager.written_by_functions() {
+            Ok(written) => untracked_writes.extend(written),
+            Err(error) => {
+                self.unquiesce()?;
+                return Err(error);
+            }
+        }
         Ok(Stopped {
-            saved: saved?,
+            saved,
             untracked_writes,
             in_flight,
         })
+    }
+
+    /// Returns what devices write without a mark, and what functions have written since the last
+    /// call: guest-physical addresses and lengths.
+    pub(super) fn device_writes(&mut self) -> Result<Vec<(u64, u64)>, RequestError> {
+        let mut writes = self.device_manager.untracked_writes();
+        writes.extend(self.device_manager.written_by_functions()?);
+        Ok(writes)
     }
 
     /// Resumes a quiesced machine as it was, since GO was not sent.
@@ -113,6 +130,17 @@ impl Machine {
             config.vfio.retain(|function| function.standby.is_none());
         }
         compat::check_movable(&config)?;
+        let moves = |id: &str| config.vfio.iter().any(|function| function.name() == id);
+        self.device_manager
+            .ensure_functions_movable(|id| !moves(id))?;
+        let functions = self.device_manager.function_views().into_iter();
+        let functions = functions.filter(|(id, ..)| moves(id));
+        let functions = functions.map(|(id, slot, view)| DocumentFunction {
+            id,
+            slot: slot.number(),
+            view,
+        });
+        let functions: Vec<DocumentFunction> = functions.collect();
         if let Some(id) = self.device_manager.unplugging() {
             return Err(NotMovable::Unplugging(id.to_owned()).into());
         }
@@ -130,13 +158,15 @@ impl Machine {
         if running {
             self.vcpus.resume();
         }
-        let document = Document {
+        let mut document = Document {
             state_versions: state_versions(),
             config,
             cpuid: cpuid?,
             devices: devices.collect(),
             last_iova: self.device_manager.last_iova(),
+            functions,
         };
+        document.announce_functions();
         if send {
             self.outgoing.begin()?;
         }

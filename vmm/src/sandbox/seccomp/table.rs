@@ -238,7 +238,8 @@ const OPENS_FUNCTIONS: Calls = calls! {
     SYS_ioctl [ioctl_of(&[
         || vfio(0), || vfio(1), || vfio(2), || vfio(3), || vfio(4), || vfio(5), || vfio(6),
         || vfio(7), || vfio(8), || vfio(9), || vfio(12), || vfio(13), || vfio(14),
-    ])] => "containers, groups, the properties of a function, guest RAM for it";
+        || vfio(17),
+    ])] => "containers, groups, the properties of a function, guest RAM for it, its migration";
     SYS_ioctl [ioctl_of(&[KVM_CREATE_DEVICE, KVM_SET_DEVICE_ATTR])] =>
         "KVM's device for VFIO, and the groups in it";
 };

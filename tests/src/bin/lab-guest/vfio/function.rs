@@ -48,14 +48,14 @@ pub(super) const ACCESS_PLATFORM: u64 = 1 << 33;
 const RESET_LIMIT: Duration = Duration::from_secs(10);
 
 /// A mapped part of a BAR.
-struct Registers {
+pub(super) struct Registers {
     region: MmapRegion<()>,
     /// Where the part begins in the mapped pages.
     start: usize,
 }
 
 impl Registers {
-    fn map(access: &Access, part: &Part) -> Result<Self> {
+    pub(super) fn map(access: &Access, part: &Part) -> Result<Self> {
         let failed = |error| Error::invalid("a part of the BAR", report(&error));
         let (file, bar) = access.bar(part.bar)?;
         let offset = u64::from(part.offset);
@@ -72,7 +72,7 @@ impl Registers {
     }
 
     /// One access of the value's width.
-    fn load<T: AtomicAccess>(&self, at: usize) -> Result<T> {
+    pub(super) fn load<T: AtomicAccess>(&self, at: usize) -> Result<T> {
         self.region
             .as_volatile_slice()
             .load(at.saturating_add(self.start), Ordering::Acquire)
@@ -80,7 +80,7 @@ impl Registers {
     }
 
     /// One access of the value's width.
-    fn store<T: AtomicAccess>(&self, value: T, at: usize) -> Result<()> {
+    pub(super) fn store<T: AtomicAccess>(&self, value: T, at: usize) -> Result<()> {
         self.region
             .as_volatile_slice()
             .store(value, at.saturating_add(self.start), Ordering::Release)

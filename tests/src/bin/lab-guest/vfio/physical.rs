@@ -29,8 +29,13 @@ pub(super) struct Physical(PathBuf);
 
 impl Physical {
     pub(super) fn open(function: &Path) -> Result<Self> {
-        files::write(Path::new(COMPACTION), "0")?;
-        files::write(Path::new(SHARED_LARGE_PAGES), "always")?;
+        for (path, value) in [(COMPACTION, "0"), (SHARED_LARGE_PAGES, "always")] {
+            let path = Path::new(path);
+            // The small kernel does neither.
+            if path.exists() {
+                files::write(path, value)?;
+            }
+        }
         Ok(Self(function.to_path_buf()))
     }
 

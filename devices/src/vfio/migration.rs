@@ -1,0 +1,390 @@
+//! Moves a function's state to another function (VFIO migration v2, `linux/vfio.h`).
+//!
+//! ```text
+//!   source:       Running ── save: STOP_COPY, data read, STOP ──> Stopped ── resume ──> Running
+//!   destination:  Running ── load: RESUMING, data written, STOP ──> Stopped ── start ──> Running
+//!                    ^                                                 │
+//!                    +─────────────────── reset ───────────────────────+
+//! ```
+//! Owns this order, the limit of the data and the log of what the function writes. The data is the
+//! driver's: only the driver at the destination can judge it, and it comes from another host. It
+//! must not know how the data gets there.
+//!
+//! A function that does not log its writes cannot move: while it runs, each page may be one that it
+//! has written. No function reaches another one's BARs, so the state RUNNING_P2P is not needed.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use vfio_bindings::bindings::vfio::{
+    VFIO_MIGRATION_STOP_COPY, vfio_device_mig_state_VFIO_DEVICE_STATE_RESUMING as RESUMING,
+    vfio_device_mig_state_VFIO_DEVICE_STATE_RUNNING as RUNNING,
+    vfio_device_mig_state_VFIO_DEVICE_STATE_STOP as STOP,
+    vfio_device_mig_state_VFIO_DEVICE_STATE_STOP_COPY as STOP_COPY,
+};
+use vfio_ioctls::{DmaLoggingRange, VfioError};
+
+use super::open::HostDevice;
+use super::{State, VfioPciDevice, uapi};
+use crate::Error;
+use crate::pci::{ConfigSpace, ConfigSpaceState, MsixState};
+
+/// Bytes that are read or written at once.
+const CHUNK: usize = 1 << 20;
+/// The unit of the log.
+const PAGE: u64 = 4096;
+/// Bytes of guest memory that one report covers: a bitmap of 32 KiB.
+const REPORT: u64 = 1 << 30;
+
+/// The abilities of a function's driver.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Abilities {
+    /// It hands out the function's state, and takes it.
+    pub(super) moves: bool,
+    /// It reports the pages that the function writes.
+    pub(super) logs: bool,
+}
+
+/// The part of [`Host`](super::host::Host) that a migration needs.
+pub(super) trait MigrationHost {
+    /// Returns what the driver can do.
+    fn abilities(&self) -> io::Result<Abilities>;
+
+    /// Enters a state of `enum vfio_device_mig_state`.
+    fn set_state(&self, state: u32) -> io::Result<()>;
+
+    /// Reads the next bytes of the function's data; none at its end.
+    fn read_data(&self, data: &mut [u8]) -> io::Result<usize>;
+
+    /// Writes the next bytes of the function's data.
+    fn write_data(&self, data: &[u8]) -> io::Result<()>;
+
+    /// From now on, the driver logs the pages of guest RAM that the function writes.
+    fn start_log(&self) -> io::Result<()>;
+
+    /// Ends the log.
+    fn stop_log(&self) -> io::Result<()>;
+
+    /// Returns the pages that the function has written since the last call: address and length.
+    fn take_log(&self) -> io::Result<Vec<(u64, u64)>>;
+}
+
+impl MigrationHost for HostDevice {
+    fn abilities(&self) -> io::Result<Abilities> {
+        let flags = self.device().query_migration_support().map_err(plain)?;
+        Ok(Abilities {
+            moves: flags.is_some_and(|flags| flags & u64::from(VFIO_MIGRATION_STOP_COPY) != 0),
+            logs: uapi::has_log(self.device())?,
+        })
+    }
+
+    fn set_state(&self, state: u32) -> io::Result<()> {
+        self.device().set_migration_state(state).map_err(plain)
+    }
+
+    fn read_data(&self, data: &mut [u8]) -> io::Result<usize> {
+        self.device().read_migration_data(data).map_err(plain)
+    }
+
+    fn write_data(&self, data: &[u8]) -> io::Result<()> {
+        self.device().write_migration_data(data).map_err(plain)
+    }
+
+    fn start_log(&self) -> io::Result<()> {
+        let ranges = self
+            .ram()
+            .map(|(iova, length)| DmaLoggingRange { iova, length });
+        let ranges: Vec<DmaLoggingRange> = ranges.collect();
+        let unit = self
+            .device()
+            .start_dma_logging(PAGE, &ranges)
+            .map_err(plain)?;
+        tracing::debug!(unit, "the driver logs the function's writes");
+        Ok(())
+    }
+
+    fn stop_log(&self) -> io::Result<()> {
+        self.device().stop_dma_logging().map_err(plain)
+    }
+
+    fn take_log(&self) -> io::Result<Vec<(u64, u64)>> {
+        let mut written = Vec::new();
+        for (start, len) in self.ram() {
+            let (mut iova, mut left) = (start, len);
+            while left > 0 {
+                let length = left.min(REPORT);
+                let range = DmaLoggingRange { iova, length };
+                let bitmap = self.device().report_dma_logging(range, PAGE);
+                append_pages(iova, &bitmap.map_err(plain)?, &mut written);
+                (iova, left) = (iova.saturating_add(length), left - length);
+            }
+        }
+        Ok(written)
+    }
+}
+
+/// Returns the cause of an error of the crate, if it is a system call's.
+fn plain(error: VfioError) -> io::Error {
+    match error {
+        VfioError::VfioDeviceFeature(error) => io::Error::from_raw_os_error(error.errno()),
+        VfioError::VfioMigrationDataIo(error) => error,
+        other => io::Error::other(other),
+    }
+}
+
+/// Appends the pages of a bitmap that begins at `start`; adjacent ones become one range.
+fn append_pages(start: u64, bitmap: &[u64], to: &mut Vec<(u64, u64)>) {
+    let words = (0_u64..).zip(bitmap).filter(|(_, word)| **word != 0);
+    for (index, word) in words {
+        for bit in (0..64).filter(|bit| word >> bit & 1 != 0) {
+            let page = start.saturating_add((index * 64 + bit) * PAGE);
+            match to.last_mut() {
+                Some((first, len)) if first.saturating_add(*len) == page => *len += PAGE,
+                _ => to.push((page, PAGE)),
+            }
+        }
+    }
+}
+
+/// The properties of a function on which its driver in the guest can rely.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionView {
+    /// Configuration space after a reset.
+    pub config: Vec<u8>,
+    /// Sizes of the BARs, by index.
+    pub sizes: Vec<u64>,
+}
+
+impl FunctionView {
+    /// The bytes of a property, and its name.
+    fn properties(&self) -> [(&'static str, &[u8]); 4] {
+        let bytes = |range| self.config.get(range).unwrap_or_default();
+        [
+            ("vendor and device", bytes(0x00..0x04)),
+            ("class and revision", bytes(0x08..0x0c)),
+            ("subsystem", bytes(0x2c..0x30)),
+            ("BARs or capabilities", self.config.as_slice()),
+        ]
+    }
+
+    /// Returns the first difference from another function.
+    fn difference(&self, other: &Self) -> Option<&'static str> {
+        let pairs = self.properties().into_iter().zip(other.properties());
+        let mut pairs = pairs.map(|((name, ours), (_, theirs))| (name, ours == theirs));
+        let different = pairs.find(|(_, same)| !same).map(|(name, _)| name);
+        different.or((self.sizes != other.sizes).then_some("sizes of BARs"))
+    }
+}
+
+/// The saved state of a function, from another host and not trusted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VfioState {
+    /// The guest's configuration space.
+    pub config_space: ConfigSpaceState,
+    /// The guest's MSI-X table.
+    pub msix: MsixState,
+    /// The data of the function's driver.
+    pub data: Vec<u8>,
+}
+
+impl VfioPciDevice {
+    /// Checks that the function can move while its guest runs.
+    ///
+    /// # Errors
+    /// Its driver cannot move its state, or does not log what it writes.
+    pub fn ensure_movable(&self) -> Result<(), Error> {
+        let missing = match self.abilities {
+            Abilities { moves: false, .. } => "cannot move the state of a function",
+            Abilities { logs: false, .. } => "does not log the pages that a function writes",
+            Abilities { .. } => return Ok(()),
+        };
+        Err(Error::other(format!(
+            "its driver {} {missing}",
+            self.driver
+        )))
+    }
+
+    /// Returns the properties on which the guest relies.
+    #[must_use]
+    pub fn view(&self) -> FunctionView {
+        let mut space = self.state.lock().config.space.clone();
+        space.reset();
+        FunctionView {
+            config: space.save().bytes,
+            sizes: self.sizes.to_vec(),
+        }
+    }
+
+    /// Checks that this function can replace the one of this description.
+    ///
+    /// # Errors
+    /// Names the difference.
+    pub fn adopt(&self, view: &FunctionView) -> Result<(), Error> {
+        if let Some(difference) = self.view().difference(view) {
+            return Err(Error::other(format!("its {difference} differ")));
+        }
+        self.ensure_movable()
+    }
+
+    /// Has the function's writes logged, or ends that.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn log_writes(&self, on: bool) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        if state.logging == on {
+            return Ok(());
+        }
+        let done = if on {
+            self.host.start_log()
+        } else {
+            self.host.stop_log()
+        };
+        state.logging = on && done.is_ok();
+        done.map_err(Error::context(
+            "the driver cannot log what the function writes",
+        ))
+    }
+
+    /// Returns the pages that the function has written since the last call: guest-physical address
+    /// and length.
+    ///
+    /// # Errors
+    /// The driver does not report them, or there is no log.
+    pub fn take_log(&self) -> Result<Vec<(u64, u64)>, Error> {
+        let taken = self.host.take_log();
+        taken.map_err(Error::context(
+            "the driver does not report what the function has written",
+        ))
+    }
+
+    /// Stops the function and returns its state, whose data has at most `max` bytes. The vCPUs are
+    /// parked.
+    ///
+    /// # Errors
+    /// The driver refuses a step, or has more data. The function runs.
+    pub fn save(&self, max: usize) -> Result<VfioState, Error> {
+        let mut state = self.state.lock();
+        if state.stopped {
+            return Err(Error::other("the function is saved already"));
+        }
+        state.stopped = true;
+        match self.read_all(max) {
+            Ok(data) => Ok(VfioState {
+                config_space: state.config.space.save(),
+                // Now that it is stopped, the last trigger is in its eventfd.
+                msix: state.msix.save(),
+                data,
+            }),
+            Err(error) => {
+                self.run(&mut state);
+                Err(error)
+            }
+        }
+    }
+
+    /// Lets a saved function run as before. If that fails, the alarm stays until its next reset.
+    pub fn resume(&self) {
+        self.run(&mut self.state.lock());
+    }
+
+    fn run(&self, state: &mut State) {
+        if !state.stopped {
+            return;
+        }
+        let running = self.host.set_state(RUNNING);
+        state.stopped = running.is_err();
+        if let Err(error) = running {
+            tracing::error!(device = %self.id, %error, "the function does not resume: reset it");
+            // As if it had reported that itself: an alarm until its reset.
+            let _ = self.signals.error.write(1);
+        }
+    }
+
+    fn read_all(&self, max: usize) -> Result<Vec<u8>, Error> {
+        let stopped = self.host.set_state(STOP_COPY);
+        stopped.map_err(Error::context("the driver does not stop the function"))?;
+        let mut data = Vec::new();
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            let read = self.host.read_data(&mut chunk);
+            let read = read.map_err(Error::context("the driver does not return the state"))?;
+            if read == 0 {
+                break;
+            }
+            if read > max.saturating_sub(data.len()) {
+                return Err(Error::other(format!(
+                    "the function's state has more than {max} bytes"
+                )));
+            }
+            data.extend_from_slice(chunk.get(..read).unwrap_or_default());
+        }
+        let ended = self.host.set_state(STOP);
+        ended.map_err(Error::context("the driver does not end the transfer"))?;
+        Ok(data)
+    }
+
+    /// Returns the registers of a state, if it is this function's.
+    fn registers(&self, state: &State, saved: &VfioState) -> Result<ConfigSpace, Error> {
+        let space = state.config.space.restored(&saved.config_space);
+        let space = space.map_err(Error::context("cannot restore PCI configuration space"))?;
+        let msix = state.msix.check(&saved.msix);
+        msix.map_err(Error::context("cannot restore MSI-X"))?;
+        Ok(space)
+    }
+
+    /// Gives a stopped state to the function's driver, which checks it. The function does not run
+    /// until [`VfioPciDevice::start`].
+    ///
+    /// # Errors
+    /// It is the state of another function, or the driver refuses it. The function must be reset.
+    pub fn load(&self, saved: &VfioState) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        self.registers(&state, saved)?;
+        // From here on only a reset makes it run without a guest.
+        (state.touched, state.stopped) = (true, true);
+        let refused = || Error::context("the driver refuses the function's state");
+        self.host.set_state(RESUMING).map_err(refused())?;
+        for chunk in saved.data.chunks(CHUNK) {
+            self.host.write_data(chunk).map_err(refused())?;
+        }
+        // The driver checks the whole state here.
+        self.host.set_state(STOP).map_err(refused())
+    }
+
+    /// Runs the function with the state that it has loaded.
+    ///
+    /// # Errors
+    /// It has no state, or the host refuses a step. The function must be reset.
+    pub fn start(&self, saved: &VfioState) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let space = self.registers(state, saved)?;
+        if !state.stopped {
+            return Err(Error::other("the function has no state"));
+        }
+        state.config.space = space;
+        // It is stopped, so it does not write yet.
+        self.set_command(state.config.space.read_u16(super::COMMAND));
+        let control = state.config.space.read_u16(state.config.msix_control);
+        let restored = state.msix.restore(&saved.msix, control);
+        restored.map_err(Error::context("cannot restore MSI-X"))?;
+        state.interrupts.update(&*self.host, &state.msix);
+        let wanted = state.msix.unmasked().map_or(0, |unmasked| unmasked.max(1));
+        if state.interrupts.connected() < wanted {
+            return Err(Error::other("the host does not connect its vectors"));
+        }
+        let running = self.host.set_state(RUNNING);
+        running.map_err(Error::context("the driver does not start the function"))?;
+        state.stopped = false;
+        // A trigger may have been lost while the guest moved.
+        for vector in (0..u16::MAX).take(wanted) {
+            state.msix.signal(vector);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! A guest migrates with its function. The function is `bellhop_vfio_mig` (`tests/kmod`), whose
+//! driver on the host moves its state, and logs what it writes into guest memory.
+
+mod moving;
+
+use std::path::Path;
+use std::process::Command;
+
+use lab::files;
+use lab::guest::{BellhopArguments, Guest};
+use lab::process::output;
+use lab::sriov::{SriovNic, VfDevice, VirtualFunction};
+use moving::Host;
+use serde_json::{Value, json};
+
+const DRIVER: &str = "bellhop_vfio_mig";
+
+/// States of `enum vfio_device_mig_state`.
+const STOP_COPY: i32 = 3;
+const RESUMING: i32 = 4;
+
+/// A parameter of the driver with another value than the default, until it is dropped.
+struct Parameter {
+    name: &'static str,
+    default: &'static str,
+}
+
+impl Parameter {
+    fn set(name: &'static str, default: &'static str, value: &str) -> Self {
+        write(name, value);
+        Self { name, default }
+    }
+}
+
+impl Drop for Parameter {
+    fn drop(&mut self) {
+        write(self.name, self.default);
+    }
+}
+
+fn write(name: &str, value: &str) {
+    let path = Path::new("/sys/module").join(DRIVER).join("parameters");
+    files::write(&path.join(name), value).unwrap();
+}
+
+fn bind(function: &VirtualFunction<'_>) {
+    output(Command::new("modprobe").arg("vfio-pci")).unwrap();
+    function.bind(DRIVER).unwrap();
+}
+
+fn vfio(function: &VirtualFunction<'_>) -> String {
+    format!("host={},id=function", function.address())
+}
+
+fn boot(host: &Host, function: &VirtualFunction<'_>) -> Guest {
+    let small = BellhopArguments::small().unwrap().memory("128M");
+    let mut guest = host.boot(small.argument("--vfio", &vfio(function)));
+    guest.command("mover-on 3000").unwrap();
+    guest
+}
+
+fn wait(host: &Host, function: &VirtualFunction<'_>) -> Guest {
+    host.wait_as(|command| {
+        command.args(["--vfio", &vfio(function)]);
+    })
+}
+
+/// Checks the totals of a guest that has moved so often. Each move adds one spurious interrupt,
+/// which may coincide with another one.
+#[track_caller]
+fn check(guest: &mut Guest, moves: u64) {
+    let totals = guest.command("mover-off").unwrap();
+    let number = |name: &str| totals[name].as_u64().unwrap();
+    for wrong in ["wrong_pages", "wrong_scratch", "failed"] {
+        assert_eq!(number(wrong), 0, "{wrong}: {totals}");
+    }
+    let writes = number("writes");
+    assert!(writes > 20, "{totals}");
+    assert_eq!((number("done"), number("raised")), (writes, writes));
+    let interrupts = number("interrupts");
+    assert!(
+        (writes..=writes + moves).contains(&interrupts),
+        "{moves} moves: {totals}"
+    );
+}
+
+/// Has the guest stay, with this reason.
+#[track_caller]
+fn stays(guest: &mut Guest, from: &Host, to: &Host, more: Value) -> String {
+    from.send(to, more);
+    let status = from.ended(guest);
+    assert_eq!(status["phase"], "Stayed", "{status}");
+    let machine = from.client().get("/v1/vm").unwrap();
+    assert_eq!(machine["state"], "Running", "{machine}");
+    status.to_string()
+}
+
+#[test]
+fn a_guest_moves_with_its_function_and_back() {
+    let nic = SriovNic::enable(4).unwrap();
+    let [first, second] = [0, 1].map(|index| nic.vf(index).unwrap());
+    let devices = [2, 3].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
+    bind(&first);
+    bind(&second);
+    let here = Host::new("here", devices[0].path());
+    let there = Host::new("there", devices[1].path());
+    let mut guest = boot(&here, &first);
+
+    // Not into a snapshot, and not to a host without a function for it.
+    let body = json!({ "path": "/tmp/function-snapshot" });
+    let answer = here.client().ask("POST", "/v1/vm/snapshot", Some(&body));
+    let answer = answer.unwrap();
+    let text = answer.body.to_string();
+    assert!(
+        answer.status == 409 && text.contains("VFIO device function"),
+        "{text}"
+    );
+    let without = there.wait();
+    let why = stays(&mut guest, &here, &there, json!({}));
+    assert!(why.contains("--vfio host=ADDRESS,id=function"), "{why}");
+    drop(without);
+
+    let waiting = wait(&there, &second);
+    let trial = here.try_out(&there, json!({}));
+    assert_eq!(trial["movable"], true, "{trial}");
+    let verify = json!({ "verify_memory": true });
+    let (guest, _) = moving::move_to_waiting_as(guest, waiting, &here, &there, verify.clone());
+    let waiting = wait(&here, &first);
+    let (mut guest, _) = moving::move_to_waiting_as(guest, waiting, &there, &here, verify);
+    check(&mut guest, 2);
+    assert!(guest.power_off().unwrap().success());
+    for function in [first, second] {
+        function.bind("virtio-pci").unwrap();
+    }
+}
+
+#[test]
+fn a_guest_stays_with_its_function_after_each_failure() {
+    let nic = SriovNic::enable(4).unwrap();
+    let [first, second] = [0, 1].map(|index| nic.vf(index).unwrap());
+    let devices = [2, 3].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
+    bind(&first);
+    bind(&second);
+    let here = Host::new("here", devices[0].path());
+    let there = Host::new("there", devices[1].path());
+    let mut guest = boot(&here, &first);
+    for (state, said) in [(STOP_COPY, "does not stop"), (RESUMING, "refuses")] {
+        let waiting = wait(&there, &second);
+        let fault = Parameter::set("fail_state", "-1", &state.to_string());
+        let why = stays(&mut guest, &here, &there, json!({}));
+        assert!(why.contains(said), "{why}");
+        drop(fault);
+        drop(waiting);
+    }
+    // Without the log, pages that the function has written would be lost: the comparison shows it.
+    let waiting = wait(&there, &second);
+    let fault = Parameter::set("log_lies", "N", "Y");
+    let why = stays(&mut guest, &here, &there, json!({ "verify_memory": true }));
+    assert!(why.contains("memory"), "{why}");
+    drop(fault);
+    drop(waiting);
+    check(&mut guest, 0);
+    assert!(guest.power_off().unwrap().success());
+
+    // A driver without a log.
+    let fault = Parameter::set("logs", "Y", "N");
+    bind(&first);
+    drop(fault);
+    let guest = boot(&here, &first);
+    let body = json!({ "send": { "destination": there.endpoint() } });
+    let answer = here.client().ask("POST", "/v1/vm/migration", Some(&body));
+    let answer = answer.unwrap();
+    let text = answer.body.to_string();
+    assert_eq!(answer.status, 409, "{text}");
+    for part in ["does not log the pages", "standby"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(guest.power_off().unwrap().success());
+    for function in [first, second] {
+        function.bind("virtio-pci").unwrap();
+    }
+}

@@ -1,0 +1,166 @@
+//! Moves the functions of the host to those of another host.
+//!
+//! Owns which state belongs to which function, and the limit of all of them. It must not know what
+//! a state contains, nor when the machine stops.
+
+use devices::pci::Slot;
+use devices::vfio::{FunctionView, VfioPciDevice};
+
+use super::super::error::{NotMovable, RequestError, SnapshotError};
+use super::super::saved::{FUNCTIONS_MAX, SavedFunction};
+use super::DeviceManager;
+use super::attached::Attached;
+
+impl DeviceManager {
+    fn vfio(&self) -> impl Iterator<Item = (&str, Slot, &VfioPciDevice)> {
+        let entries = self.entries.values();
+        entries.filter_map(|entry| match &entry.device {
+            Attached::Virtio(_) => None,
+            Attached::Vfio(device) => Some((entry.id.as_str(), entry.slot, &**device)),
+        })
+    }
+
+    /// Checks that each function can move, except those that `leaves` names.
+    ///
+    /// # Errors
+    /// [`NotMovable::PassedThrough`] names one that cannot.
+    pub(in super::super) fn ensure_functions_movable(
+        &self,
+        leaves: impl Fn(&str) -> bool,
+    ) -> Result<(), NotMovable> {
+        for (id, _, device) in self.vfio().filter(|(id, ..)| !leaves(id)) {
+            device
+                .ensure_movable()
+                .map_err(|why| NotMovable::PassedThrough {
+                    id: id.to_owned(),
+                    why: why.to_string(),
+                })?;
+        }
+        Ok(())
+    }
+
+    /// Returns, by name, the properties on which the guest relies.
+    pub(in super::super) fn function_views(&self) -> Vec<(String, Slot, FunctionView)> {
+        let view =
+            |(id, slot, device): (&str, _, &VfioPciDevice)| (id.to_owned(), slot, device.view());
+        self.vfio().map(view).collect()
+    }
+
+    /// Checks that the function of this name can replace another one. `None`: there is none.
+    pub(in super::super) fn adopt_function(
+        &self,
+        id: &str,
+        view: &FunctionView,
+    ) -> Option<Result<(), devices::Error>> {
+        let (_, _, device) = self.vfio().find(|(other, ..)| *other == id)?;
+        Some(device.adopt(view))
+    }
+
+    /// Stops all functions and returns their states. The vCPUs are parked.
+    ///
+    /// # Errors
+    /// One cannot be saved; all run.
+    pub(in super::super) fn save_functions(&self) -> Result<Vec<SavedFunction>, RequestError> {
+        let mut saved = Vec::new();
+        let mut left = FUNCTIONS_MAX;
+        for (id, slot, device) in self.vfio() {
+            match device.save(left) {
+                Ok(state) => {
+                    left = left.saturating_sub(state.data.len());
+                    saved.push(SavedFunction {
+                        id: id.to_owned(),
+                        slot: slot.number(),
+                        state,
+                    });
+                }
+                Err(source) => {
+                    self.resume_functions();
+                    let id = id.to_owned();
+                    return Err(RequestError::Save { id, source });
+                }
+            }
+        }
+        Ok(saved)
+    }
+
+    /// Lets all saved functions run as before.
+    pub(in super::super) fn resume_functions(&self) {
+        for (_, _, device) in self.vfio() {
+            device.resume();
+        }
+    }
+
+    /// Gives the states to the functions of a machine that was just built for them. They stay
+    /// stopped.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]: the functions are not exactly those that were saved, or one rejects its
+    /// state.
+    pub(in super::super) fn load_functions(
+        &self,
+        saved: &[SavedFunction],
+    ) -> Result<(), SnapshotError> {
+        if let Some((id, ..)) = self
+            .vfio()
+            .find(|(id, ..)| saved.iter().all(|function| function.id != *id))
+        {
+            return Err(SnapshotError::DeviceNotSaved(id.to_owned()));
+        }
+        self.each_saved(saved, |device, function| device.load(&function.state))
+    }
+
+    /// Runs the functions with the states that they have loaded.
+    ///
+    /// # Errors
+    /// As [`DeviceManager::load_functions`].
+    pub(in super::super) fn start_functions(
+        &self,
+        saved: &[SavedFunction],
+    ) -> Result<(), SnapshotError> {
+        self.each_saved(saved, |device, function| device.start(&function.state))
+    }
+
+    fn each_saved(
+        &self,
+        saved: &[SavedFunction],
+        work: impl Fn(&VfioPciDevice, &SavedFunction) -> Result<(), devices::Error>,
+    ) -> Result<(), SnapshotError> {
+        for function in saved {
+            let id = function.id.clone();
+            let Some((_, _, device)) = self.vfio().find(|(other, ..)| *other == id) else {
+                return Err(SnapshotError::NoDevice(id));
+            };
+            work(device, function).map_err(|source| SnapshotError::Device { id, source })?;
+        }
+        Ok(())
+    }
+
+    /// Has the writes of all functions logged, or of none.
+    ///
+    /// # Errors
+    /// Names the function whose driver refuses that.
+    pub(super) fn log_functions(&self, on: bool) -> Result<(), RequestError> {
+        let mut result = Ok(());
+        for (id, _, device) in self.vfio() {
+            let logged = device.log_writes(on);
+            let id = id.to_owned();
+            result = result.and(logged.map_err(|source| RequestError::DirtyLog { id, source }));
+        }
+        result
+    }
+
+    /// Returns what functions have written since the last call, while their writes are logged:
+    /// guest-physical addresses and lengths in bytes.
+    ///
+    /// # Errors
+    /// A driver does not report it.
+    pub(in super::super) fn written_by_functions(&self) -> Result<Vec<(u64, u64)>, RequestError> {
+        let mut written = Vec::new();
+        for (id, _, device) in self.vfio() {
+            let id = id.to_owned();
+            let log = device.take_log();
+            written.extend(log.map_err(|source| RequestError::DirtyLog { id, source })?);
+        }
+        Ok(written)
+    }
+}
