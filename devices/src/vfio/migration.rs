@@ -185,7 +185,40 @@ pub struct VfioState {
     /// The guest's MSI-X table.
     pub msix: MsixState,
     /// The data of the function's driver.
+    #[serde(with = "as_bytes")]
     pub data: Vec<u8>,
+}
+
+/// Bytes at once: serde takes one after the other, while the guest is stopped.
+mod as_bytes {
+    use std::fmt;
+
+    use serde::de::{Error, Visitor};
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(data: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(data)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<u8>, D::Error> {
+        struct Bytes;
+
+        impl Visitor<'_> for Bytes {
+            type Value = Vec<u8>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
+                Ok(bytes.to_vec())
+            }
+        }
+
+        deserializer.deserialize_bytes(Bytes)
+    }
 }
 
 impl VfioPciDevice {

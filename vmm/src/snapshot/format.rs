@@ -43,8 +43,8 @@ mod tests;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Serialize, Serializer};
 
 pub use self::error::{ReadError, WriteError};
 
@@ -96,6 +96,15 @@ struct Section {
     payload: Vec<u8>,
 }
 
+/// Bytes that are copied at once, as the guest may be stopped.
+struct Payload<'a>(&'a [u8]);
+
+impl Serialize for Payload<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0)
+    }
+}
+
 /// The sections of a state, by their names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sections(BTreeMap<String, Section>);
@@ -129,8 +138,8 @@ impl Sections {
     pub fn write(&self, to: &mut (impl Write + ?Sized)) -> Result<(), WriteError> {
         let mut body = Vec::new();
         for (name, Section { version, payload }) in &self.0 {
-            body =
-                postcard::to_extend(&(name, version, payload), body).map_err(WriteError::Encode)?;
+            let section = (name, version, Payload(payload));
+            body = postcard::to_extend(&section, body).map_err(WriteError::Encode)?;
         }
         to.write_all(&frame(&body))
             .and_then(|()| to.flush())
