@@ -60,8 +60,12 @@ fn boot(host: &Host, function: &VirtualFunction<'_>) -> Guest {
 }
 
 fn wait(host: &Host, function: &VirtualFunction<'_>) -> Guest {
+    wait_as(host, function, "off")
+}
+
+fn wait_as(host: &Host, function: &VirtualFunction<'_>, sandbox: &str) -> Guest {
     host.wait_as(|command| {
-        command.args(["--vfio", &vfio(function)]);
+        command.args(["--vfio", &vfio(function), "--sandbox", sandbox]);
     })
 }
 
@@ -104,9 +108,9 @@ fn a_guest_moves_with_its_function_and_back() {
     bind(&second);
     let here = Host::new("here", devices[0].path());
     let there = Host::new("there", devices[1].path());
-    let mut guest = boot(&here, &first);
+    let guest = boot(&here, &first);
 
-    // Not into a snapshot, and not to a host without a function for it.
+    // Not into a snapshot.
     let body = json!({ "path": "/tmp/function-snapshot" });
     let answer = here.client().ask("POST", "/v1/vm/snapshot", Some(&body));
     let answer = answer.unwrap();
@@ -115,12 +119,8 @@ fn a_guest_moves_with_its_function_and_back() {
         answer.status == 409 && text.contains("VFIO device function"),
         "{text}"
     );
-    let without = there.wait();
-    let why = stays(&mut guest, &here, &there, json!({}));
-    assert!(why.contains("--vfio host=ADDRESS,id=function"), "{why}");
-    drop(without);
-
-    let waiting = wait(&there, &second);
+    // Within the limits of a sandbox, as destination and then as source.
+    let waiting = wait_as(&there, &second, "on");
     let trial = here.try_out(&there, json!({}));
     assert_eq!(trial["movable"], true, "{trial}");
     let verify = json!({ "verify_memory": true });
@@ -144,6 +144,10 @@ fn a_guest_stays_with_its_function_after_each_failure() {
     let here = Host::new("here", devices[0].path());
     let there = Host::new("there", devices[1].path());
     let mut guest = boot(&here, &first);
+    let without = there.wait();
+    let why = stays(&mut guest, &here, &there, json!({}));
+    assert!(why.contains("--vfio host=ADDRESS,id=function"), "{why}");
+    drop(without);
     for (state, said) in [(STOP_COPY, "does not stop"), (RESUMING, "refuses")] {
         let waiting = wait(&there, &second);
         let fault = Parameter::set("fail_state", "-1", &state.to_string());

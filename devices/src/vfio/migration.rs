@@ -24,8 +24,9 @@ use vfio_bindings::bindings::vfio::{
 };
 use vfio_ioctls::{DmaLoggingRange, VfioError};
 
+use super::host::CONFIG;
 use super::open::HostDevice;
-use super::{State, VfioPciDevice, uapi};
+use super::{COMMAND, COMMAND_MASK, State, VfioPciDevice, uapi};
 use crate::Error;
 use crate::pci::{ConfigSpace, ConfigSpaceState, MsixState};
 
@@ -399,7 +400,13 @@ impl VfioPciDevice {
         }
         state.config.space = space;
         // It is stopped, so it does not write yet.
-        self.set_command(state.config.space.read_u16(super::COMMAND));
+        let command = state.config.space.read_u16(COMMAND) & COMMAND_MASK;
+        let written = self
+            .host
+            .write(CONFIG, COMMAND.into(), &command.to_le_bytes());
+        written.map_err(Error::context(
+            "the host does not enable its memory and DMA",
+        ))?;
         let control = state.config.space.read_u16(state.config.msix_control);
         let restored = state.msix.restore(&saved.msix, control);
         restored.map_err(Error::context("cannot restore MSI-X"))?;

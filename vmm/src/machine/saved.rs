@@ -269,22 +269,51 @@ fn check_functions(
 #[cfg(test)]
 mod tests {
     use devices::pci::{ConfigSpaceState, MsixState};
+    use proptest::prelude::*;
+    use proptest::sample::Index;
 
     use super::*;
 
-    #[test]
-    fn states_of_functions_belong_to_functions() {
-        let state = |id: &str| SavedFunction {
+    fn state(id: &str) -> SavedFunction {
+        SavedFunction {
             id: id.to_owned(),
             slot: 3,
             state: VfioState {
-                config_space: ConfigSpaceState { bytes: Vec::new() },
+                config_space: ConfigSpaceState { bytes: vec![1] },
                 msix: MsixState {
                     entries: Vec::new(),
                 },
                 data: vec![7; 3],
             },
-        };
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn states_of_functions_are_read_or_refused(at in any::<Index>(), byte: u8, cut: bool) {
+            type Section = Vec<SavedFunction>;
+            let states = vec![state("a"), state("b")];
+            let mut payload = postcard::to_allocvec(&states).unwrap();
+            prop_assert_eq!(&decode::<Section>(&payload).unwrap(), &states);
+            let at = at.index(payload.len());
+            payload[at] = byte;
+            if cut {
+                payload.truncate(at);
+            }
+            let _ = decode::<Section>(&payload);
+            prop_assert!(!cut || decode::<Section>(&payload).is_err());
+        }
+    }
+
+    #[test]
+    fn too_much_data_of_functions_is_not_sent() {
+        let mut large = state("a");
+        large.state.data = vec![0; FUNCTIONS_MAX + (usize::from(SLOTS) << 16)];
+        Sections::default().put(&vec![large]).unwrap_err();
+    }
+
+    #[test]
+    fn states_of_functions_belong_to_functions() {
         let configured = |ids: &[&str]| -> Vec<VfioConfig> {
             let parse = |id: &&str| format!("host=0000:03:10.1,id={id}").parse().unwrap();
             ids.iter().map(parse).collect()

@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::hypervisor::MsiVector as _;
 use crate::pci::PciFunction as _;
@@ -235,4 +237,33 @@ fn a_bitmap_becomes_ranges() {
     assert_eq!(ranges, expected);
     append_pages(0x10_0000 + 193 * PAGE, &[u64::MAX], &mut ranges);
     assert_eq!(ranges.last(), Some(&(0x10_0000 + 192 * PAGE, 65 * PAGE)));
+}
+
+proptest! {
+    /// The guest sees what it could have reached by itself, or the state is refused.
+    #[test]
+    fn any_state_is_possible_or_refused(
+        changes in prop::collection::vec((0..256_usize, any::<u8>()), 0..4),
+        entries in 0..5_usize,
+        data in prop::collection::vec(any::<u8>(), 0..9),
+    ) {
+        let (_rig, device) = source();
+        let mut saved = device.save(MAX).unwrap();
+        for (at, byte) in changes {
+            saved.config_space.bytes[at] = byte;
+        }
+        let entry = saved.msix.entries[0];
+        saved.msix.entries.resize(entries, entry);
+        saved.data = [DATA, &data].concat();
+        let there = able();
+        let arrived = there.open().unwrap();
+        let view = arrived.view();
+        if arrived.load(&saved).is_ok() {
+            arrived.start(&saved).unwrap();
+            prop_assert_eq!(there.model.state.lock().data.clone(), saved.data);
+            prop_assert_eq!(entries, 3);
+        }
+        // Only registers that a guest can write differ.
+        prop_assert_eq!(arrived.view(), view);
+    }
 }
