@@ -262,8 +262,8 @@ pub enum NotMovable {
     Disk(String),
     /// Its state is in the device, whose driver cannot move it.
     #[error(
-        "VFIO device {id} cannot move: {why}; unplug it first (DELETE /v1/vm/vfio/{id}), or give it \
-         a NIC as its standby"
+        "VFIO device {id} cannot move: {why}; unplug it first (DELETE /v1/vm/vfio/{id}), or give \
+         it a NIC as its standby"
     )]
     PassedThrough {
         /// Its name.

@@ -1,7 +1,8 @@
 //! A device that the guest sees: an emulated virtio device, or a function of the host.
 //!
-//! Owns the difference. The machine does not know the rings of a function of the host. Its state and
-//! what it writes are known only to its driver (`functions.rs`). The host may want it back:
+//! Owns the difference. The machine does not know the rings of a function of the host. Only the
+//! function's driver knows its state and what it writes (`functions.rs`). The host may want it
+//! back:
 //!
 //! ```text
 //!   attached ── the kernel asks ──> the guest is asked to eject it ──> detached
@@ -75,7 +76,8 @@ impl Entry {
 }
 
 impl DeviceManager {
-    /// Puts a function of the host into this slot, or the first free one, and polls its descriptors.
+    /// Puts a function of the host into this slot, or the first free one, and polls its
+    /// descriptors.
     ///
     /// # Errors
     /// On failure nothing has changed, and the function is closed.
