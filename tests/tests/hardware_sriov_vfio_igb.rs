@@ -5,6 +5,7 @@
 mod guest_nics;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,25 @@ fn talk(guest: &mut Guest, peer: &mut Guest, [mac, other]: [&str; 2]) {
 }
 
 #[test]
+fn an_igb_nic_comes_and_goes_with_its_functions() {
+    output(Command::new("modprobe").arg("vfio-pci")).unwrap();
+    for _ in 0..2 {
+        let igb = IgbNic::plug(2).unwrap();
+        for index in 0..2 {
+            let function = igb.vf(index).unwrap();
+            function.bind("vfio-pci").unwrap();
+            let directory = Path::new("/sys/bus/pci/devices").join(function.address());
+            let group = fs::read_dir(directory.join("iommu_group/devices")).unwrap();
+            assert_eq!(group.count(), 1, "{}", function.address());
+        }
+        drop(igb);
+        let left = fs::read_dir("/sys/bus/pci/drivers/igb").unwrap();
+        let left = left.filter(|entry| entry.as_ref().unwrap().path().join("vendor").exists());
+        assert_eq!(left.count(), 0);
+    }
+}
+
+#[test]
 fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
     let nic = SriovNic::enable(1).unwrap();
     let igb = IgbNic::plug(2).unwrap();
@@ -57,7 +77,13 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
     talk(&mut guest, &mut peer, [&mac, &other]);
 
     let before = cost(guest.pid()).unwrap();
-    guest.command("reset-function").unwrap();
+    let reset = guest.command("reset-function").unwrap();
+    assert!(
+        reset["methods"]
+            .as_str()
+            .is_some_and(|methods| methods.starts_with("flr")),
+        "{reset}"
+    );
     talk(&mut guest, &mut peer, [&mac, &other]);
     guest.command("reboot").unwrap();
     let ready = guest.wait_ready(SILENCE).unwrap();

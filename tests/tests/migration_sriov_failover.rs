@@ -136,12 +136,17 @@ fn a_guest_with_a_function_migrates_on_its_standby() {
     peer.command("echo-on").unwrap();
     let flood = format!("flood-on 300 16 eth0 to {other}");
     guest.command(&flood).unwrap();
+    let before = Counters::of(&mut guest);
     let waiting = there.wait_as(|command| {
         command.args(["--vfio", &vfio(address)]);
     });
     let (mut guest, status) = moving::move_to_waiting(guest, waiting, &here, &there);
     assert_eq!(status["phase"], "Moved", "{status}");
     await_primary(&mut guest, &there);
+    let after = Counters::of(&mut guest);
+    for (before, after) in before.standby.iter().zip(after.standby) {
+        assert!(after > *before, "the standby carried no frame meanwhile");
+    }
     let flooded = guest.command("flood-off").unwrap();
     for wrong in ["corrupt", "duplicate"] {
         assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");

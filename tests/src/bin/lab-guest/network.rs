@@ -142,12 +142,13 @@ pub(crate) fn rebind_flooded(nic: &str, times: u64, frames: u64) -> Result<Value
     Ok(rebinds(json!({}), times, started))
 }
 
-/// Resets the NIC's PCI function without its driver (an FLR, where the function supports that).
+/// Resets the NIC's PCI function without its driver. Prints the methods that the kernel may use, the
+/// preferred one first.
 pub(crate) fn reset_function(nic: &str) -> Result<Value> {
     let driver = Driver::of(nic)?;
     let function = Path::new("/sys/bus/pci/devices").join(&driver.device);
     driver.rebind_after(|| files::write(&function.join("reset"), "1"))?;
-    Ok(json!({ "reset": driver.device }))
+    Ok(json!({ "methods": info::attribute(function.join("reset_method")) }))
 }
 
 fn rebinds(mut value: Value, times: u64, started: Instant) -> Value {
