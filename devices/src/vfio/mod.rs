@@ -341,8 +341,10 @@ impl VfioPciDevice {
 
     /// Whether the device has `len` bytes at `offset` of a BAR.
     fn has(&self, bar: u8, offset: u64, len: u64) -> bool {
-        let size = self.sizes.get(usize::from(bar)).copied().unwrap_or(0);
-        offset.checked_add(len).is_some_and(|end| end <= size)
+        let size = self.sizes.get(usize::from(bar));
+        let end = offset.checked_add(len);
+        // No BAR at all has not even an empty access: its number may be that of another region.
+        size.zip(end).is_some_and(|(&size, end)| end <= size)
     }
 
     /// Logs the first failure of an access or a reset.
