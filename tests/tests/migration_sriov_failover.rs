@@ -77,8 +77,8 @@ impl Counters {
     }
 }
 
-/// Waits until the guest on this host has its primary: the failover device, the standby and the
-/// primary are network devices of the guest, and the primary has a link.
+/// Waits until the guest on this host has its primary, with a link. The failover device, the
+/// standby and the primary are network devices of the guest.
 #[track_caller]
 fn await_primary(guest: &mut Guest, host: &Host) {
     let begin = Instant::now();

@@ -126,8 +126,8 @@ impl Rig {
         }
     }
 
-    /// QEMU's arguments for the igb NIC that a test can plug. It is a port of the same switch. It is
-    /// not there from the start, because its functions would disturb the other tests.
+    /// QEMU's arguments for the igb NIC that a test can plug. Its port is on the same switch. It is
+    /// absent at first, because its functions would disturb the other tests.
     pub fn igb(self) -> Option<Value> {
         let port = format!("{IGB}-port");
         let igb = json!({ "driver": "igb", "id": IGB, "bus": port, "netdev": IGB });

@@ -32,7 +32,7 @@
 //!   it sends frames: looped back, or to and from a peer that floods.
 //! * `rebind-flooded N FRAMES [NIC]`: does the same after each FRAMES frames of the background
 //!   flood; with 0, as fast as possible.
-//! * `reset-function [NIC]`: unbinds the driver, resets the PCI function, and binds the driver again.
+//! * `reset-function [NIC]`: unbinds the driver, resets the PCI function, and binds the driver.
 //! * `channels N [NIC]`: uses N queue pairs, as `ethtool -L NIC combined N` does.
 //! * `rings RX TX [NIC]`: sets the sizes of the NIC's rings, as `ethtool -G NIC rx RX tx TX` does.
 //! * `vfio-on [PIECES] [NIC]`: takes the NIC from the kernel and drives it in this process. Its

@@ -142,8 +142,8 @@ pub(crate) fn rebind_flooded(nic: &str, times: u64, frames: u64) -> Result<Value
     Ok(rebinds(json!({}), times, started))
 }
 
-/// Resets the NIC's PCI function without its driver. Prints the methods that the kernel may use, the
-/// preferred one first.
+/// Resets the NIC's PCI function without its driver. Prints the methods that the kernel may use,
+/// the preferred one first.
 pub(crate) fn reset_function(nic: &str) -> Result<Value> {
     let driver = Driver::of(nic)?;
     let function = Path::new("/sys/bus/pci/devices").join(&driver.device);
