@@ -16,6 +16,7 @@ pub mod emulator;
 pub mod endurance;
 pub mod evidence;
 pub mod guest;
+pub mod igb;
 pub mod kvm_events;
 pub mod kvm_statistics;
 pub mod kvm_trace;

@@ -29,7 +29,7 @@ mod registers;
 use registers::Registers;
 
 /// PCI devices, by sysfs.
-const DEVICES: &str = "/sys/bus/pci/devices";
+pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
 
 /// Vendor of virtio devices (virtio 1.3, 4.1.2).
 const VIRTIO_VENDOR: &str = "0x1af4";
@@ -41,13 +41,15 @@ const NET_DRIVER: &str = "virtio-pci";
 const VDPA_DRIVER: &str = "vp-vdpa";
 
 /// How long a driver may take.
-const DRIVER_LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const DRIVER_LIMIT: Duration = Duration::from_secs(20);
 
 /// The NIC with its virtual functions. Dropping it removes them.
 #[derive(Debug)]
 pub struct SriovNic {
     /// The physical function's directory.
     directory: PathBuf,
+    /// The MAC address of a virtual function.
+    mac: fn(usize) -> String,
 }
 
 impl SriovNic {
@@ -58,7 +60,15 @@ impl SriovNic {
     /// [`Error::File`] when the kernel refuses.
     pub fn enable(count: u32) -> Result<Self> {
         require_lab()?;
-        let directory = physical_function()?;
+        Self::enable_at(physical_function()?, count, vf_mac)
+    }
+
+    /// Like [`Self::enable`], of the NIC in `directory`, whose functions have the addresses `mac`.
+    pub(crate) fn enable_at(
+        directory: PathBuf,
+        count: u32,
+        mac: fn(usize) -> String,
+    ) -> Result<Self> {
         let control = directory.join("sriov_numvfs");
         if attribute(&directory, "sriov_numvfs")? != "0" {
             return Err(Error::missing(
@@ -75,7 +85,7 @@ impl SriovNic {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(Self { directory })
+        Ok(Self { directory, mac })
     }
 
     /// A virtual function, counted from 0.
@@ -93,6 +103,7 @@ impl SriovNic {
             directory: Path::new(DEVICES).join(&address),
             address,
             index,
+            mac: (self.mac)(index),
             nic: PhantomData,
         })
     }
@@ -110,6 +121,7 @@ pub struct VirtualFunction<'nic> {
     directory: PathBuf,
     address: String,
     index: usize,
+    mac: String,
     nic: PhantomData<&'nic SriovNic>,
 }
 
@@ -121,7 +133,7 @@ impl VirtualFunction<'_> {
 
     /// The MAC address that the rig gave it.
     pub fn mac(&self) -> String {
-        vf_mac(self.index)
+        self.mac.clone()
     }
 
     /// The name of its link, for [`set_link`].
@@ -131,8 +143,7 @@ impl VirtualFunction<'_> {
 
     /// The driver that it is bound to.
     pub fn driver(&self) -> Option<String> {
-        let target = std::fs::read_link(self.directory.join("driver")).ok()?;
-        Some(target.file_name()?.to_string_lossy().into_owned())
+        driver_of(&self.directory)
     }
 
     /// Unbinds it from its driver and binds it to another one.
@@ -300,6 +311,12 @@ pub fn set_link(link: &str, up: bool) -> Result<()> {
         link: link.to_owned(),
         up,
     })
+}
+
+/// The driver of the PCI function in `directory`.
+pub(crate) fn driver_of(directory: &Path) -> Option<String> {
+    let target = std::fs::read_link(directory.join("driver")).ok()?;
+    Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
 fn attribute(directory: &Path, name: &str) -> Result<String> {

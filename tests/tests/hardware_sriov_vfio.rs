@@ -113,7 +113,7 @@ fn a_stock_guest_drives_a_function_by_vfio_across_rebinds() {
     function.bind("virtio-pci").unwrap();
 }
 
-/// Debian's kernel does not come back after a reboot here, so this guest has the small one.
+/// The small kernel: `hardware_sriov_vfio_igb` reboots Debian's.
 #[test]
 fn a_guest_drives_a_function_by_vfio_across_reboots() {
     let nic = SriovNic::enable(2).unwrap();

@@ -2,9 +2,8 @@
 //! by. A migration has the guest eject the function, moves the guest with its NIC, and plugs a
 //! function in at the destination. The peer is a guest on a third device of the same switch.
 //!
-//! Linux pairs the NIC only with a device whose driver is bound to the PCI function itself. The
-//! rig's functions are virtio devices. So the guest talks by its standby throughout. These tests do
-//! not show which device it prefers.
+//! Linux pairs the NIC only with a device whose driver is bound to the PCI function itself. So the
+//! primary is a function of the rig's igb NIC. The guest's counters show the device that it uses.
 
 mod moving;
 
@@ -13,39 +12,86 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lab::guest::{BellhopArguments, Guest};
+use lab::igb::IgbNic;
 use lab::process::output;
 use lab::sriov::{SriovNic, VfDevice};
 use lab::traffic::{Frames, exchange_between};
 use moving::{Host, NOTICE};
-use serde_json::json;
+use serde_json::{Value, json};
+
+/// Frames in each direction.
+const COUNT: u64 = 300;
 
 /// The function as the guest's primary, with the NIC of [`Host`] as its standby.
 fn vfio(address: &str) -> String {
     format!("host={address},id=vf,standby=nic")
 }
 
+/// Checked frames in both directions, which the guest sends by its primary.
 #[track_caller]
-fn talk(guest: &mut Guest, peer: &mut Guest, [mac, other]: [&str; 2]) {
+fn talk_by_primary(guest: &mut Guest, peer: &mut Guest, [mac, other]: [&str; 2]) {
     let frames = Frames {
-        count: 300,
+        count: COUNT,
         size: 256,
         window: 16,
     };
+    let before = Counters::of(guest);
     exchange_between(guest, peer, other, frames).unwrap();
     exchange_between(peer, guest, mac, frames).unwrap();
+    let after = Counters::of(guest);
+    let shown = format!("{before:?} {after:?}");
+    for (before, after) in [
+        (before.primary, after.primary),
+        (before.failover, after.failover),
+    ] {
+        for (before, after) in before.iter().zip(after) {
+            assert!(after - before >= 2 * COUNT, "{shown}");
+        }
+    }
+    assert_eq!(before.standby, after.standby, "{shown}");
 }
 
-/// Waits until the guest on this host has, or no longer has, its primary. The failover device, the
+/// Frames that each network device of the guest has received and sent.
+#[derive(Debug)]
+struct Counters {
+    failover: [u64; 2],
+    standby: [u64; 2],
+    primary: [u64; 2],
+}
+
+impl Counters {
+    #[track_caller]
+    fn of(guest: &mut Guest) -> Self {
+        let shown = guest.command("link").unwrap();
+        let of = |driver: &str, master: &Value| {
+            let mut nics = shown["nics"].as_array().unwrap().iter();
+            let nic = nics.find(|nic| nic["driver"] == driver && nic["master"] == *master);
+            let nic = nic.unwrap_or_else(|| panic!("{driver} below {master}: {shown}"));
+            ["rx_packets", "tx_packets"].map(|name| nic[name].as_u64().unwrap())
+        };
+        Self {
+            failover: of("virtio_net", &Value::Null),
+            standby: of("virtio_net", &"eth0".into()),
+            primary: of("igbvf", &"eth0".into()),
+        }
+    }
+}
+
+/// Waits until the guest on this host has its primary, with a link. The failover device, the
 /// standby and the primary are network devices of the guest.
 #[track_caller]
-fn await_primary(guest: &mut Guest, host: &Host, present: bool) {
+fn await_primary(guest: &mut Guest, host: &Host) {
     let begin = Instant::now();
     loop {
         let functions = host.client().get("/v1/vm/vfio").unwrap();
         let plugged = functions["items"][0]["state"] == "Plugged";
         let shown = guest.command("link").unwrap();
-        let names = shown["nics"].as_array().map_or(0, Vec::len);
-        if plugged == present && names == if present { 3 } else { 2 } {
+        let mut nics = shown["nics"].as_array().unwrap().iter();
+        let enslaved = nics.any(|nic| {
+            nic["driver"] == "igbvf" && nic["master"] == "eth0" && nic["operstate"] == "up"
+        });
+        if plugged && enslaved {
+            assert_eq!(shown["nics"].as_array().map(Vec::len), Some(3), "{shown}");
             return;
         }
         let failed = format!("{functions}\n{shown}\n{}", guest.console());
@@ -56,12 +102,13 @@ fn await_primary(guest: &mut Guest, host: &Host, present: bool) {
 
 #[test]
 fn a_guest_with_a_function_migrates_on_its_standby() {
-    let nic = SriovNic::enable(4).unwrap();
-    let primary = nic.vf(0).unwrap();
+    let nic = SriovNic::enable(3).unwrap();
+    let igb = IgbNic::plug(1).unwrap();
+    let primary = igb.vf(0).unwrap();
     output(Command::new("modprobe").arg("vfio-pci")).unwrap();
     primary.bind("vfio-pci").unwrap();
     let [first, second, third] =
-        [1, 2, 3].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
+        [0, 1, 2].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
     let (mac, other) = (primary.mac(), third.function().mac());
     let options = format!("mac={mac},standby=on");
     let here = Host::new("here", first.path()).nic_options(&options);
@@ -74,37 +121,41 @@ fn a_guest_with_a_function_migrates_on_its_standby() {
     let address = primary.address();
     let stock = BellhopArguments::stock().unwrap().memory("256M");
     let mut guest = here.boot(stock.argument("--vfio", &vfio(address)));
-    await_primary(&mut guest, &here, true);
+    await_primary(&mut guest, &here);
     peer.command("echo-off").unwrap();
-    talk(&mut guest, &mut peer, [&mac, &other]);
+    talk_by_primary(&mut guest, &mut peer, [&mac, &other]);
 
     // The guest gets its primary back if it stays.
     here.send(&nowhere, json!({}));
     let status = here.ended(&mut guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
-    await_primary(&mut guest, &here, true);
-    talk(&mut guest, &mut peer, [&mac, &other]);
+    await_primary(&mut guest, &here);
+    talk_by_primary(&mut guest, &mut peer, [&mac, &other]);
 
     // There, under traffic, with the same function as the primary of both hosts.
     peer.command("echo-on").unwrap();
     let flood = format!("flood-on 300 16 eth0 to {other}");
     guest.command(&flood).unwrap();
+    let before = Counters::of(&mut guest);
     let waiting = there.wait_as(|command| {
         command.args(["--vfio", &vfio(address)]);
     });
     let (mut guest, status) = moving::move_to_waiting(guest, waiting, &here, &there);
     assert_eq!(status["phase"], "Moved", "{status}");
-    await_primary(&mut guest, &there, true);
+    await_primary(&mut guest, &there);
+    let after = Counters::of(&mut guest);
+    for (before, after) in before.standby.iter().zip(after.standby) {
+        assert!(after > *before, "the standby carried no frame meanwhile");
+    }
     let flooded = guest.command("flood-off").unwrap();
     for wrong in ["corrupt", "duplicate"] {
         assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
     }
     assert!(flooded["rx"].as_u64() > Some(300), "{flooded}");
     peer.command("echo-off").unwrap();
-    talk(&mut guest, &mut peer, [&mac, &other]);
+    talk_by_primary(&mut guest, &mut peer, [&mac, &other]);
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
-    primary.bind("virtio-pci").unwrap();
 }
 
 #[test]

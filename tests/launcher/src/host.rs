@@ -51,6 +51,9 @@ const TWO_HOSTS_MEMORY: u64 = 7 << 30;
 /// How long the host may take to switch itself off.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
 
+/// How long the host may take to release a device.
+const UNPLUG_LIMIT: Duration = Duration::from_secs(30);
+
 /// A host whose kernel has been stuck for a minute (twice the threshold) panics, so that the lab
 /// runs its tests again. The emulation sometimes loses an interrupt between processors, and one of
 /// them then waits forever.
@@ -182,10 +185,17 @@ impl LabHost {
     /// Executes a request of a program in the host.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a link that the rig does not have; those of [`Qmp::execute`].
+    /// [`Error::Usage`] for a link or a device that the rig does not have; those of
+    /// [`Qmp::execute`].
     pub fn obey(&mut self, request: &Request) -> Result<()> {
-        let Request::SetLink { link, up } = request;
-        if !self.rig.links().contains(&link.as_str()) {
+        match request {
+            Request::SetLink { link, up } => self.set_link(link, *up),
+            Request::SetIgb { present } => self.set_igb(*present),
+        }
+    }
+
+    fn set_link(&mut self, link: &str, up: bool) -> Result<()> {
+        if !self.rig.links().contains(&link) {
             return Err(Error::Usage(format!(
                 "the rig {} has no link {link:?}; its links: {}",
                 self.rig.name(),
@@ -197,6 +207,35 @@ impl LabHost {
         }
         let arguments = json!({ "name": link, "up": up });
         self.monitor.execute("set_link", &arguments).map(drop)
+    }
+
+    /// Returns from unplugging when QEMU has deleted the device.
+    fn set_igb(&mut self, present: bool) -> Result<()> {
+        let Some(igb) = self.rig.igb() else {
+            let rig = self.rig.name();
+            return Err(Error::Usage(format!(
+                "the rig {rig} has no igb NIC (use --rig sriov)"
+            )));
+        };
+        if present {
+            return self.monitor.execute("device_add", &igb).map(drop);
+        }
+        self.monitor
+            .execute("device_del", &json!({ "id": igb["id"] }))?;
+        let deadline = Instant::now() + UNPLUG_LIMIT;
+        while Instant::now() < deadline {
+            let devices = json!({ "path": "/machine/peripheral" });
+            let devices = self.monitor.execute("qom-list", &devices)?;
+            let mut devices = devices.as_array().into_iter().flatten();
+            if !devices.any(|device| device["name"] == igb["id"]) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Err(Error::invalid(
+            "the lab host",
+            "it does not release the igb NIC",
+        ))
     }
 
     /// Forwards a free TCP port of this machine's loopback interface to a port of the lab host, and

@@ -7,6 +7,7 @@ use crate::agent::protocol::Module;
 use crate::error::Result;
 use crate::link_backend::LinkBackend;
 use crate::setup::root::Root;
+use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -26,6 +27,9 @@ const IOTLB_ENTRIES: u32 = 1 << 20;
 
 /// Links of the SR-IOV rig: QEMU's names for the network ends of the virtual functions.
 const LINKS: [&str; VIRTUAL_FUNCTIONS] = ["vf0", "vf1", "vf2", "vf3"];
+
+/// The igb NIC of the SR-IOV rig, its root port and its network end.
+const IGB: &str = "igb";
 
 /// PCI slot of NICs that no test can use. On `sim` it holds one without an IOMMU, on `sriov` two
 /// functions (0 and 1) in one IOMMU group.
@@ -110,7 +114,7 @@ impl Rig {
                 ..Equipment::default()
             }),
             Self::Labnic => Ok(Equipment::default()),
-            Self::Sriov => sriov(LinkBackend::lay(root, VIRTUAL_FUNCTIONS, QUEUE_PAIRS)?),
+            Self::Sriov => sriov(LinkBackend::lay(root, VIRTUAL_FUNCTIONS + 1, QUEUE_PAIRS)?),
         }
     }
 
@@ -120,6 +124,14 @@ impl Rig {
             Self::Sim | Self::Labnic => &[],
             Self::Sriov => &LINKS,
         }
+    }
+
+    /// QEMU's arguments for the igb NIC that a test can plug. Its port is on the same switch. It is
+    /// absent at first, because its functions would disturb the other tests.
+    pub fn igb(self) -> Option<Value> {
+        let port = format!("{IGB}-port");
+        let igb = json!({ "driver": "igb", "id": IGB, "bus": port, "netdev": IGB });
+        (self == Self::Sriov).then_some(igb)
     }
 
     /// Additions to the lab host's kernel command line.
@@ -216,6 +228,12 @@ fn sriov(link_backend: LinkBackend) -> Result<Equipment> {
             ),
         ]);
     }
+    arguments.extend([
+        "-netdev".to_owned(),
+        link_backend.netdev(VIRTUAL_FUNCTIONS, IGB)?,
+        "-device".to_owned(),
+        format!("pcie-root-port,id={IGB}-port,chassis=2,slot=2"),
+    ]);
     // Without access control (ACS) two functions of one slot share a group.
     arguments.extend(plain_nic(
         0,
@@ -311,11 +329,11 @@ mod tests {
     #[test]
     fn every_link_has_a_function() {
         let sockets = std::iter::repeat_with(std::os::unix::net::UnixDatagram::unbound)
-            .take(VIRTUAL_FUNCTIONS)
+            .take(VIRTUAL_FUNCTIONS + 1)
             .map(|socket| socket.unwrap().into())
             .collect();
         let equipment = sriov(LinkBackend::Pairs(sockets)).unwrap();
-        assert_eq!(equipment.descriptors.len(), VIRTUAL_FUNCTIONS);
+        assert_eq!(equipment.descriptors.len(), VIRTUAL_FUNCTIONS + 1);
         for (index, link) in Rig::Sriov.links().iter().enumerate() {
             let words = [
                 format!("netdev={link},"),

@@ -17,7 +17,7 @@ pub(crate) fn wait_nics(guest: &mut Guest, macs: &[&str]) {
             .as_array()
             .unwrap()
             .iter()
-            .filter(|nic| nic["driver"] == "virtio_net")
+            .filter(|nic| nic["driver"].is_string())
             // A NIC that is being removed no longer has an address.
             .filter_map(|nic| nic["mac"].as_str())
             .collect();

@@ -124,6 +124,11 @@ pub enum Request {
         /// True to plug it in.
         up: bool,
     },
+    /// Plug the rig's igb NIC, or unplug it.
+    SetIgb {
+        /// True to plug it.
+        present: bool,
+    },
 }
 
 /// One frame.
@@ -333,6 +338,7 @@ mod tests {
                     up: false,
                 },
             ),
+            Frame::Request(2, Request::SetIgb { present: true }),
             Frame::Answer(u32::MAX, Ok(())),
             Frame::Answer(0, Err("why".into())),
         ];

@@ -14,13 +14,13 @@ use crate::process::output;
 use std::path::{Path, PathBuf};
 
 /// Raise this when the code here changes the archives' content.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Modules of the stock kernel that the lab host needs to reach its root.
 const HOST_MODULES: [&str; 3] = ["9pnet_virtio", "9p", "overlay"];
 
 /// Modules that a guest with the stock kernel needs for its devices.
-const GUEST_MODULES: [&str; 9] = [
+const GUEST_MODULES: [&str; 10] = [
     // First: drivers of devices behind it wait for it.
     "virtio-iommu",
     "virtio_net",
@@ -29,6 +29,8 @@ const GUEST_MODULES: [&str; 9] = [
     "vmw_vsock_virtio_transport",
     "ext4",
     "button",
+    // For a function of the igb NIC.
+    "igbvf",
     // For a driver in the guest's user space.
     "vfio_iommu_type1",
     "vfio-pci",

@@ -32,6 +32,7 @@
 //!   it sends frames: looped back, or to and from a peer that floods.
 //! * `rebind-flooded N FRAMES [NIC]`: does the same after each FRAMES frames of the background
 //!   flood; with 0, as fast as possible.
+//! * `reset-function [NIC]`: unbinds the driver, resets the PCI function, and binds the driver.
 //! * `channels N [NIC]`: uses N queue pairs, as `ethtool -L NIC combined N` does.
 //! * `rings RX TX [NIC]`: sets the sizes of the NIC's rings, as `ethtool -G NIC rx RX tx TX` does.
 //! * `vfio-on [PIECES] [NIC]`: takes the NIC from the kernel and drives it in this process. Its
@@ -248,6 +249,7 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             let nic = nic(words);
             network::rebind(nic, times, peer(words)?)
         }
+        "reset-function" => network::reset_function(nic(words)),
         "channels" => {
             let count = number(words, "N")?;
             network::set_channels(nic(words), count)

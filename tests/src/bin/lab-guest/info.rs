@@ -82,8 +82,14 @@ fn nic(name: &str) -> Value {
     let driver = std::fs::read_link(directory.join("device/driver"))
         .ok()
         .and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let master = std::fs::read_link(directory.join("master"))
+        .ok()
+        .and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     json!({
         "name": name,
+        "master": master,
+        "rx_packets": number(directory.join("statistics/rx_packets")),
+        "tx_packets": number(directory.join("statistics/tx_packets")),
         "mac": attribute(directory.join("address")),
         "mtu": number(directory.join("mtu")),
         "driver": driver,

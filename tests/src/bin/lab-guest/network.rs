@@ -142,6 +142,15 @@ pub(crate) fn rebind_flooded(nic: &str, times: u64, frames: u64) -> Result<Value
     Ok(rebinds(json!({}), times, started))
 }
 
+/// Resets the NIC's PCI function without its driver. Prints the methods that the kernel may use,
+/// the preferred one first.
+pub(crate) fn reset_function(nic: &str) -> Result<Value> {
+    let driver = Driver::of(nic)?;
+    let function = Path::new("/sys/bus/pci/devices").join(&driver.device);
+    driver.rebind_after(|| files::write(&function.join("reset"), "1"))?;
+    Ok(json!({ "methods": info::attribute(function.join("reset_method")) }))
+}
+
 fn rebinds(mut value: Value, times: u64, started: Instant) -> Value {
     if let Some(object) = value.as_object_mut() {
         object.insert("rebinds".into(), times.into());
@@ -161,16 +170,23 @@ struct Driver {
 impl Driver {
     fn of(nic: &str) -> Result<Self> {
         let device = Path::new("/sys/class/net").join(nic).join("device");
-        let driver = link_name(&device.join("driver"))?;
+        let driver = device.join("driver");
         Ok(Self {
             nic: nic.to_owned(),
             device: link_name(&device)?,
-            directory: Path::new("/sys/bus/virtio/drivers").join(driver),
+            directory: driver
+                .canonicalize()
+                .map_err(Error::file("read", &driver))?,
         })
     }
 
     fn rebind(&self) -> Result<()> {
+        self.rebind_after(|| Ok(()))
+    }
+
+    fn rebind_after(&self, unbound: impl FnOnce() -> Result<()>) -> Result<()> {
         files::write(&self.directory.join("unbind"), &self.device)?;
+        unbound()?;
         files::write(&self.directory.join("bind"), &self.device)?;
         wait_for(&self.nic, |nic| nic.exists())?;
         bring_up(&self.nic)?;

@@ -1,8 +1,13 @@
-//! `lab-host link NAME up|down`: plugs in or pulls the cable of a link, from inside the lab host.
+//! `lab-host link NAME up|down` and `lab-host igb plug|unplug`: what is plugged into the lab host,
+//! changed from inside it.
 
 use lab::error::{Error, Result, report};
+use lab::igb;
 use lab::sriov;
 use std::process::ExitCode;
+
+pub(crate) const USAGE: &str =
+    "lab-host link NAME up|down (such as vf0 down), lab-host igb plug|unplug";
 
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     match set(arguments) {
@@ -15,13 +20,12 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
 }
 
 fn set(arguments: &[String]) -> Result<()> {
-    let usage = || Error::Usage("usage: lab-host link NAME up|down (such as vf0 down)".into());
-    let [link, state] = arguments else {
-        return Err(usage());
-    };
-    match state.as_str() {
-        "up" => sriov::set_link(link, true),
-        "down" => sriov::set_link(link, false),
-        _ => Err(usage()),
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["link", link, "up"] => sriov::set_link(link, true),
+        ["link", link, "down"] => sriov::set_link(link, false),
+        ["igb", "plug"] => igb::set_present(true),
+        ["igb", "unplug"] => igb::set_present(false),
+        _ => Err(Error::Usage(format!("usage: {USAGE}"))),
     }
 }

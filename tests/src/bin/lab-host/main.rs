@@ -10,7 +10,8 @@
 //! ```
 //!
 //! `lab-host link vf0 down` (or `up`) requests the outside to pull or plug in the cable of one of
-//! the rig's links.
+//! the rig's links. `lab-host igb plug` (or `unplug`) requests it to plug or unplug the rig's igb
+//! NIC.
 //!
 //! This program owns the lab host's file system and its power. The agent owns the processes in it.
 
@@ -25,11 +26,14 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some("agent") => return agent::main(),
-        Some("link") => return link::main(arguments.get(1..).unwrap_or_default()),
+        Some("link" | "igb") => return link::main(&arguments),
         _ => {}
     }
     if std::process::id() != 1 {
-        eprintln!("lab-host is the init of the lab host; there also: lab-host link NAME up|down");
+        eprintln!(
+            "lab-host is the init of the lab host; there also: {}",
+            link::USAGE
+        );
         return ExitCode::FAILURE;
     }
     eprintln!("{BOOTED}");

@@ -1,0 +1,121 @@
+//! A virtual function of an igb NIC, passed through to a stock guest by VFIO. Its driver, igbvf,
+//! uses a mailbox to the physical function, which the host drives. The peer is a guest on a vDPA
+//! device of the same switch.
+
+mod guest_nics;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use guest_nics::wait_nics;
+use lab::guest::{BellhopArguments, Guest};
+use lab::igb::IgbNic;
+use lab::process::output;
+use lab::sriov::{SriovNic, VfDevice};
+use lab::traffic::{Frames, exchange_between};
+use lab::vmm_process::cost;
+use serde_json::json;
+
+/// Far longer than a boot takes: a watchdog, not a measurement.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// The VMM ejects a function that the guest does not eject after 10 s.
+const FORCED: Duration = Duration::from_secs(12);
+
+/// Small and full frames, from each guest to the other.
+#[track_caller]
+fn talk(guest: &mut Guest, peer: &mut Guest, [mac, other]: [&str; 2]) {
+    let frames = |count, size, window| Frames {
+        count,
+        size,
+        window,
+    };
+    exchange_between(guest, peer, other, frames(500, 64, 32)).unwrap();
+    exchange_between(peer, guest, mac, frames(200, 1514, 8)).unwrap();
+}
+
+#[test]
+fn an_igb_nic_comes_and_goes_with_its_functions() {
+    output(Command::new("modprobe").arg("vfio-pci")).unwrap();
+    for _ in 0..2 {
+        let igb = IgbNic::plug(2).unwrap();
+        for index in 0..2 {
+            let function = igb.vf(index).unwrap();
+            function.bind("vfio-pci").unwrap();
+            let directory = Path::new("/sys/bus/pci/devices").join(function.address());
+            let group = fs::read_dir(directory.join("iommu_group/devices")).unwrap();
+            assert_eq!(group.count(), 1, "{}", function.address());
+        }
+        drop(igb);
+        let left = fs::read_dir("/sys/bus/pci/drivers/igb").unwrap();
+        let left = left.filter(|entry| entry.as_ref().unwrap().path().join("vendor").exists());
+        assert_eq!(left.count(), 0);
+    }
+}
+
+#[test]
+fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
+    let nic = SriovNic::enable(1).unwrap();
+    let igb = IgbNic::plug(2).unwrap();
+    let function = igb.vf(1).unwrap();
+    output(Command::new("modprobe").arg("vfio-pci")).unwrap();
+    function.bind("vfio-pci").unwrap();
+    let device = VfDevice::add(nic.vf(0).unwrap()).unwrap();
+    let (mac, other) = (function.mac(), device.function().mac());
+    let small = BellhopArguments::small().unwrap().memory("128M");
+    let mut peer = Guest::start(&small.vdpa(device.path())).unwrap();
+    let vfio = format!("host={},id=vf", function.address());
+    let stock = BellhopArguments::stock().unwrap().memory("256M");
+    let mut guest = Guest::start(&stock.argument("--vfio", &vfio)).unwrap();
+    let ready = guest.ready();
+    assert_eq!(ready["problems"], json!([]));
+    assert_eq!(ready["nics"][0]["mac"], mac);
+    assert_eq!(ready["nics"][0]["driver"], "igbvf");
+    guest.command("up eth0").unwrap();
+    talk(&mut guest, &mut peer, [&mac, &other]);
+
+    let before = cost(guest.pid()).unwrap();
+    let reset = guest.command("reset-function").unwrap();
+    assert!(
+        reset["methods"]
+            .as_str()
+            .is_some_and(|methods| methods.starts_with("flr")),
+        "{reset}"
+    );
+    talk(&mut guest, &mut peer, [&mac, &other]);
+    guest.command("reboot").unwrap();
+    let ready = guest.wait_ready(SILENCE).unwrap();
+    assert_eq!(ready["nics"][0]["mac"], mac);
+    guest.command("up eth0").unwrap();
+    talk(&mut guest, &mut peer, [&mac, &other]);
+    let after = cost(guest.pid()).unwrap();
+    assert_eq!(
+        (after.descriptors, after.threads),
+        (before.descriptors, before.threads)
+    );
+
+    // The host removes all virtual functions under traffic.
+    peer.command("echo-on").unwrap();
+    let flood = format!("flood-on 300 16 eth0 to {other}");
+    guest.command(&flood).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let control = format!(
+        "/sys/bus/pci/devices/{}/physfn/sriov_numvfs",
+        function.address()
+    );
+    let begin = Instant::now();
+    fs::write(control, "0").unwrap();
+    println!("no virtual functions after {:?}", begin.elapsed());
+    assert!(begin.elapsed() < FORCED, "{:?}", begin.elapsed());
+    wait_nics(&mut guest, &[]);
+    let flooded = guest.command("flood-off").unwrap();
+    for wrong in ["corrupt", "duplicate"] {
+        assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
+    }
+    assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
+    assert!(!guest.console().contains("ERROR"), "{}", guest.console());
+    assert!(guest.power_off().unwrap().success());
+    assert!(peer.power_off().unwrap().success());
+}
