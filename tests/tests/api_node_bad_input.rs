@@ -90,6 +90,15 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
             json!({ "spec": { "kernel": "/nonexistent" } }),
         )
         .with("DiskConfig.path", "/nonexistent")
+        // A function has an address or a path. No host has these.
+        .with(
+            "VfioConfig.*",
+            json!({ "host": "0000:00:1f.7", "id": "any" }),
+        )
+        .with(
+            "VfioConfig.*",
+            json!({ "path": "/nonexistent", "standby": "any" }),
+        )
         .with("DiskConfig.bps", "1M")
         .with("mgmtdev", "vdpasim_net")
         .with("VdpaDeviceSpec.mgmtdev", "vdpasim_net")

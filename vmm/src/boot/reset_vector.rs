@@ -1,9 +1,9 @@
 //! The code at the reset vector: all that this machine has of a PC's firmware.
 //!
-//! Linux resets a machine with hardware-reduced ACPI by EFI, even if it has no EFI
-//! (`reboot_init` in `arch/x86/kernel/reboot.c`, with CONFIG_EFI as in distributions). Then it tries
-//! the firmware: `machine_real_restart` jumps to F000:FFF0 in real mode. It never writes the ACPI
-//! reset register. Without code there, the processor would execute zeros and never stop.
+//! Linux with CONFIG_EFI, as distributions have it, resets a machine with hardware-reduced ACPI by
+//! EFI, even if it has no EFI (`reboot_init` in `arch/x86/kernel/reboot.c`). Then it tries the
+//! firmware: `machine_real_restart` jumps to F000:FFF0 in real mode. It never writes the ACPI reset
+//! register. Without code there, the processor would execute zeros and never stop.
 
 use vdpa::memory::GuestMemory;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryError};
