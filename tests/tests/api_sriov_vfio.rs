@@ -256,6 +256,49 @@ fn guests_talk_through_their_functions_and_a_binding_by_hand_stays() {
     by_hand.bind(NIC_DRIVER).unwrap();
 }
 
+/// A running guest gets a function and gives it back, across a kill of the daemon.
+#[test]
+fn a_running_vm_gets_a_function_and_gives_it_back() {
+    let mut node = Node::start("vfio-plug").unwrap();
+    let nic = enable(1);
+    let function = nic.vf(0).unwrap();
+    let before = Before::now(&node);
+    let (vm, mut guest) = created(&node, "one", &spec(&json!([])));
+    let path = "/v1/vms/one/vfio/vf";
+    let body = json!({ "host": function.address() });
+    for status in [201, 200] {
+        let answer = node.api.ask("PUT", path, Some(&body)).unwrap();
+        assert_eq!(answer.status, status, "{}\n{}", answer.body, node.said());
+    }
+    assert_eq!(function.driver().as_deref(), Some(VFIO));
+    assert_eq!(files_of(&vm).len(), 2);
+    until("the guest has the function", || {
+        let shown = guest.command("link").unwrap();
+        shown["nics"][0]["mac"] == function.mac().as_str()
+    })
+    .unwrap();
+    node.kill();
+    node.start_again().unwrap();
+    node.await_phase("one", "Running").unwrap();
+    let shown = node.vm("one").unwrap().unwrap();
+    assert_eq!(shown["spec"]["vfio"][0]["host"], function.address());
+
+    let answer = node.api.ask("DELETE", path, None).unwrap();
+    assert!([202, 204].contains(&answer.status), "{}", answer.body);
+    until("the function has its driver", || {
+        function.driver().as_deref() == Some(NIC_DRIVER)
+    })
+    .unwrap();
+    let shown = guest.command("link").unwrap();
+    assert_eq!(shown["nics"], json!([]), "{shown}");
+    assert_eq!(files_of(&vm), ["vfio"]);
+    let answer = node.api.ask("GET", path, None).unwrap();
+    assert_eq!(answer.status, 404, "{}", answer.body);
+    drop(guest);
+    deleted(&node, "one");
+    before.assert_same(&node, "after the deletion");
+}
+
 #[test]
 fn functions_that_no_vm_can_have_are_refused_and_stay_as_they_are() {
     let node = Node::start("vfio-refused").unwrap();

@@ -102,9 +102,6 @@ fn mount(node: &mut OpenApi, mut machine: OpenApi) {
         if node.paths.paths.contains_key(&path) {
             continue;
         }
-        if proxy::is_vfio(&path.replace("/v1/vms/{name}/", "/v1/vm/")) {
-            (item.put, item.delete) = (None, None);
-        }
         for (_, operation) in operations(&mut item) {
             let name = VmPath::into_params(|| Some(ParameterIn::Path));
             let parameters = name.into_iter().map(RefOr::T);

@@ -38,6 +38,7 @@ mod vm_nics;
 mod vm_path;
 mod vm_plan;
 mod vm_state;
+mod vm_vfio;
 mod vms;
 
 use std::sync::Arc;
@@ -109,6 +110,10 @@ vmm::endpoints! {
     vm_disks::show,
     vm_disks::put,
     vm_disks::remove,
+    vm_vfio::list,
+    vm_vfio::show,
+    vm_vfio::put,
+    vm_vfio::remove,
     migration::show,
     migration::begin,
     migration::cancel,

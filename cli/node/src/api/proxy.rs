@@ -14,7 +14,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, ALLOW, CONNECTION, CONTENT_TYPE, HOST};
-use axum::http::{HeaderName, HeaderValue, Method, Uri};
+use axum::http::{HeaderName, HeaderValue, Uri};
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use vmm::http::request_id::{REQUEST_ID, RequestId};
@@ -45,12 +45,6 @@ pub(super) async fn forward(
 ) -> Result<Response, Error> {
     let (head, body) = request.into_parts();
     let target = target(&head.uri).ok_or_else(|| no_vm(&name))?;
-    if is_vfio(&target) && head.method != Method::GET {
-        return Err(Error::conflict(
-            "wrong_state",
-            "the daemon plugs no VFIO devices, since it would have no record of them",
-        ));
-    }
     let vmm = if target.split('?').next() == Some(WATCH) {
         node.machines.vmm_to_watch(&name, role)?
     } else {
@@ -107,11 +101,6 @@ impl HttpBody for Answer {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
-}
-
-/// Whether a path of a VM's API is about functions of the host.
-pub(super) fn is_vfio(target: &str) -> bool {
-    target.starts_with("/v1/vm/vfio")
 }
 
 /// The path and query in the VM's API. Nothing is decoded, so a path cannot become another one.

@@ -24,7 +24,7 @@ use crate::machines::spec::{DeviceId, VmName, VmSpec};
 use crate::machines::vmm::Vmm;
 
 /// A VM's spec, and the client of its process if the VM runs.
-fn look(node: &Node, role: Role, name: &VmName) -> Result<(VmSpec, Option<Vmm>), Error> {
+pub(super) fn look(node: &Node, role: Role, name: &VmName) -> Result<(VmSpec, Option<Vmm>), Error> {
     let view = node.machines.show(name)?;
     let record = view.record.ok_or_else(|| no_vm(name))?;
     let state = view.live.and_then(|live| live.state);

@@ -31,6 +31,12 @@ pub(crate) fn no_disk(vm: &VmName, id: &DeviceId) -> Error {
     error.hint("GET /v1/vms/{name}/disks lists its disks")
 }
 
+pub(crate) fn no_function(vm: &VmName, id: &DeviceId) -> Error {
+    let message = format!("{vm} has no function {id}");
+    let error = Error::answered(StatusCode::NOT_FOUND, "no_such_device", message);
+    error.hint("GET /v1/vms/{name}/vfio lists its functions")
+}
+
 /// Another device of the VM has this name.
 pub(super) fn other_device(vm: &VmName, id: &DeviceId) -> Error {
     let message = format!("{vm} has another device {id}: remove it first, or use another name");

@@ -179,7 +179,8 @@ impl Machines {
 
     /// The files that a VM's process opens by path.
     fn files_to_run(&self, vm: &VmName, record: &Record) -> Result<sandbox::Files, Error> {
-        // Disks are those of the spec. A file that is shown twice is mounted and unmounted again.
+        // Disks and functions are those of the spec. A file that is shown twice is mounted and
+        // unmounted again.
         let mut files = files_of(record.spec.machine());
         for file in files_of(record.running()) {
             if !files.contains(&file) {
@@ -189,7 +190,7 @@ impl Machines {
         for nic in record.nics_now(vm) {
             files.extend(self.devices_to_open(vm, &nic)?);
         }
-        files.extend(functions::files(record.running())?);
+        files.extend(functions::files(&record.spec.machine().vfio)?);
         Ok(files)
     }
 
@@ -329,6 +330,32 @@ impl Host for Machines {
 
     fn bind_function(&self, former: &FormerDriver) -> Result<(), Error> {
         functions::bind(former)
+    }
+
+    fn has_function(&self, vm: &VmName, function: &VfioConfig) -> Result<bool, Error> {
+        let status = self.runtime.block_on(self.api_of(vm).status())?;
+        let name = function.name();
+        Ok(status.vfio.iter().any(|one| one.id == name))
+    }
+
+    fn plug_function(&self, vm: &VmName, function: &VfioConfig) -> Result<(), Error> {
+        let files = functions::files(std::slice::from_ref(function))?;
+        self.show_files(vm, files)?;
+        let path = format!("/v1/vm/vfio/{}", function.name());
+        let vmm = self.api_of(vm);
+        self.runtime
+            .block_on(vmm.ask(Method::PUT, &path, Some(function), START))?;
+        Ok(())
+    }
+
+    fn unplug_function(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error> {
+        let status = self.runtime.block_on(self.api_of(vm).status());
+        let is_gone = |status: &VmStatus| status.vfio.iter().all(|one| one.id != id.as_str());
+        let gone = self.give_up(vm, &format!("/v1/vm/vfio/{id}"), is_gone)?;
+        if let (true, Ok(status)) = (gone, status) {
+            self.hide_files(vm, &functions::files_of_one(&status, id.as_str()));
+        }
+        Ok(gone)
     }
 
     fn release_function(&self, vm: &VmName, former: &FormerDriver) -> Result<(), Error> {

@@ -68,7 +68,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ::vmm::api::API_LEVEL;
-use ::vmm::config::DiskConfig;
+use ::vmm::config::{DiskConfig, VfioConfig};
 use bellhop_api::machine::{MigrationStatus, WantedState};
 use bellhop_api::node::{Role, SnapshotName};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -456,6 +456,34 @@ impl Machines {
     ) -> Result<Removed, Error> {
         let id = id.clone();
         let work = move |machines: &Self, entry: &VmEntry| machines.remove_disk_now(entry, &id);
+        self.request(self.find(vm)?, work).await
+    }
+
+    /// Adds a function by VFIO named `id` to a VM.
+    ///
+    /// # Errors
+    /// The change failed; the VM is as before.
+    pub(crate) async fn add_function(
+        self: &Arc<Self>,
+        vm: &VmName,
+        id: &DeviceId,
+        function: VfioConfig,
+    ) -> Result<Put, Error> {
+        let id = id.clone();
+        let work = move |machines: &Self, entry: &VmEntry| {
+            machines.add_function_now(entry, &id, &function)
+        };
+        self.request(self.find(vm)?, work).await
+    }
+
+    /// Removes a function by VFIO from a VM.
+    pub(crate) async fn remove_function(
+        self: &Arc<Self>,
+        vm: &VmName,
+        id: &DeviceId,
+    ) -> Result<Removed, Error> {
+        let id = id.clone();
+        let work = move |machines: &Self, entry: &VmEntry| machines.remove_function_now(entry, &id);
         self.request(self.find(vm)?, work).await
     }
 

@@ -46,6 +46,7 @@ impl Machines {
                 if reconciled == Reconciled::Running {
                     lifecycle.reconcile_nics(&mut record);
                     lifecycle.reconcile_disks(&mut record);
+                    lifecycle.reconcile_functions(&mut record);
                 }
                 Ok(reconciled)
             })

@@ -10,7 +10,7 @@
 //!
 //! Owns the form of the record.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ use vdpa_mgmt::pci::{Address, FormerDriver};
 use super::incoming::IncomingMigration;
 use super::outgoing::{GuestLocation, OutgoingMigration, Process, locate_guest};
 use super::process::Identity;
-use super::spec::{Desired, DeviceId, NicId, NicSpec, VmName, VmSpec, addresses};
+use super::spec::{Desired, DeviceId, NicId, NicSpec, VmName, VmSpec};
 use crate::peers::Peer;
 
 /// The phase of a VM's life.
@@ -153,6 +153,9 @@ pub(crate) struct Record {
     /// Disks that its process was requested to remove and the guest may still have.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     removed_disks: BTreeSet<DeviceId>,
+    /// Functions by VFIO that the guest was requested to release and may still have.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    removed_functions: BTreeMap<DeviceId, Address>,
     /// NICs that are on their backup device because their own has failed.
     #[serde(
         default,
@@ -210,6 +213,7 @@ impl Record {
             off_in_boot: None,
             giving_up: BTreeSet::new(),
             removed_disks: BTreeSet::new(),
+            removed_functions: BTreeMap::new(),
             on_backup: BTreeSet::new(),
             former: None,
         }
@@ -425,12 +429,31 @@ impl Record {
         self.steps.iter().position(is_its)
     }
 
-    /// The functions that are reserved for this VM: those of its specs and of its process, and
-    /// those that were bound for it.
+    /// The functions that are reserved for this VM: those of its specs and of its process, those
+    /// that its guest may still have, and those that were bound for it.
     pub(crate) fn functions(&self) -> impl Iterator<Item = Address> {
         let specs = self.specs().flat_map(VmSpec::functions);
         let bound = self.bound_functions().map(|(_, former)| former.function);
-        specs.chain(addresses(self.running())).chain(bound)
+        specs
+            .chain(self.removed_functions.values().copied())
+            .chain(bound)
+    }
+
+    /// Records that the guest must release a function. Without a process no guest has it.
+    pub(crate) fn removes_function(&mut self, id: &DeviceId, function: Address) {
+        if self.process().is_some() {
+            self.removed_functions.insert(id.clone(), function);
+        }
+    }
+
+    /// Records that the guest has released a function. Returns whether that was pending.
+    pub(crate) fn mark_function_released(&mut self, id: &DeviceId) -> bool {
+        self.removed_functions.remove(id).is_some()
+    }
+
+    /// Functions that the guest must release and may still have.
+    pub(crate) fn removed_functions(&self) -> impl Iterator<Item = &DeviceId> {
+        self.removed_functions.keys()
     }
 
     /// The former driver of a function that was bound to vfio-pci for it, with the position of the
@@ -448,9 +471,10 @@ impl Record {
         })
     }
 
-    /// The functions that were bound for it and that its next process does not have.
+    /// The functions that were bound for it and that neither its spec nor its guest has.
     pub(crate) fn unwanted_functions(&self) -> Vec<Address> {
-        let wanted: Vec<Address> = self.spec.functions().collect();
+        let released = self.removed_functions.values().copied();
+        let wanted: Vec<Address> = self.spec.functions().chain(released).collect();
         let bound = self.bound_functions().map(|(_, former)| former.function);
         bound
             .filter(|function| !wanted.contains(function))
@@ -611,6 +635,7 @@ impl Record {
         self.running = None;
         self.giving_up.clear();
         self.removed_disks.clear();
+        self.removed_functions.clear();
     }
 }
 

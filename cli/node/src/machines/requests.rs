@@ -4,10 +4,11 @@
 
 use bellhop_api::machine::{MigrationStatus, WantedState};
 use bellhop_api::node::SnapshotName;
-use vmm::config::DiskConfig;
+use vmm::config::{DiskConfig, VfioConfig};
 
 use super::error::{
-    arriving, deleting, no_disk, no_nic, no_vm, not_running, other_device, other_nic, vm_runs,
+    arriving, deleting, no_disk, no_function, no_nic, no_vm, not_running, other_device, other_nic,
+    vm_runs,
 };
 use super::host::check_disk;
 use super::outgoing::remedy;
@@ -429,6 +430,62 @@ impl Machines {
         } else {
             Ok(Removed::Asked)
         }
+    }
+}
+
+impl Machines {
+    pub(super) fn add_function_now(
+        &self,
+        entry: &VmEntry,
+        id: &DeviceId,
+        function: &VfioConfig,
+    ) -> Result<Put, Error> {
+        let vm = entry.name();
+        let mut record = self.present(entry)?;
+        if let Some(there) = record.spec.function(id) {
+            if there.host() != function.host() || there.allow_pf != function.allow_pf {
+                return Err(other_device(vm, id));
+            }
+            // The host may have taken it from the running VM.
+            self.lifecycle(entry)
+                .bring_function(&mut record, function)?;
+            return Ok(Put::Same);
+        }
+        if record.removed_functions().any(|one| one == id) {
+            return Err(other_device(vm, id));
+        }
+        let spec = record.spec.with_function(function.clone());
+        spec.check(vm)?;
+        self.reserve(entry, &spec)?;
+        self.lifecycle(entry)
+            .add_function(&mut record, id, function, spec)?;
+        self.functions_changed(vm);
+        Ok(Put::Created)
+    }
+
+    pub(super) fn remove_function_now(
+        &self,
+        entry: &VmEntry,
+        id: &DeviceId,
+    ) -> Result<Removed, Error> {
+        let vm = entry.name();
+        let mut record = self.present(entry)?;
+        let is_removed = record.removed_functions().any(|one| one == id);
+        // The guest is requested again to release a function that it still has.
+        if record.spec.function(id).is_none() && !is_removed {
+            return Err(no_function(vm, id));
+        }
+        if self.lifecycle(entry).remove_function(&mut record, id)? {
+            self.functions_changed(vm);
+            Ok(Removed::Gone)
+        } else {
+            Ok(Removed::Asked)
+        }
+    }
+
+    pub(super) fn functions_changed(&self, vm: &VmName) {
+        let fields = vec!["/spec/vfio".to_owned()];
+        self.publish(vm, Change::SpecChanged(fields));
     }
 }
 

@@ -50,7 +50,10 @@ impl Machines {
         let created = self.locked(&entry, move |machines, entry| {
             let vm = entry.name();
             let record = entry.record().ok_or_else(|| no_vm(vm))?;
-            if !record.unwanted_nics().is_empty() || !record.removed_disks().is_empty() {
+            if !record.unwanted_nics().is_empty()
+                || !record.removed_disks().is_empty()
+                || record.removed_functions().next().is_some()
+            {
                 // The snapshot would have a device that the spec no longer has.
                 let message = format!("the guest of {vm} has not released a removed device yet");
                 return Err(Error::conflict("wrong_state", message).hint("try again later"));

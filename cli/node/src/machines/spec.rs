@@ -81,9 +81,9 @@ pub(crate) enum NodeMigrationRequest {
     Receive(Box<ReceiveFromNode>),
 }
 
-/// The addresses of a VM's functions by VFIO.
-pub(crate) fn addresses(machine: &VmConfig) -> impl Iterator<Item = Address> {
-    let hosts = machine.vfio.iter().filter_map(VfioConfig::host);
+/// The addresses of functions by VFIO.
+pub(crate) fn addresses(functions: &[VfioConfig]) -> impl Iterator<Item = Address> {
+    let hosts = functions.iter().filter_map(VfioConfig::host);
     hosts.filter_map(|host| host.parse().ok())
 }
 
@@ -112,6 +112,7 @@ impl VmSpec {
         let iommu = self.machine.iommu;
         VmConfig {
             disks: Vec::new(),
+            vfio: Vec::new(),
             iommu: iommu.or_else(|| behind.then(IommuConfig::default)),
             ..self.machine.clone()
         }
@@ -208,7 +209,35 @@ impl VmSpec {
 
     /// The addresses of its functions by VFIO. A checked spec has no function without one.
     pub(crate) fn functions(&self) -> impl Iterator<Item = Address> {
-        addresses(&self.machine)
+        addresses(&self.machine.vfio)
+    }
+
+    /// The functions of another spec that this one lacks.
+    pub(crate) fn functions_of(&self, other: &Self) -> Vec<Address> {
+        let own: Vec<Address> = self.functions().collect();
+        let others = other.functions();
+        others.filter(|function| !own.contains(function)).collect()
+    }
+
+    /// The function by VFIO of this name.
+    pub(crate) fn function(&self, id: &DeviceId) -> Option<&VfioConfig> {
+        let mut functions = self.machine.vfio.iter();
+        functions.find(|function| function.name() == id.as_str())
+    }
+
+    /// The spec with one more function.
+    pub(crate) fn with_function(&self, function: VfioConfig) -> Self {
+        let mut spec = self.clone();
+        spec.machine.vfio.push(function);
+        spec
+    }
+
+    /// The spec without one of its functions.
+    pub(crate) fn without_function(&self, id: &DeviceId) -> Self {
+        let mut spec = self.clone();
+        let functions = &mut spec.machine.vfio;
+        functions.retain(|function| function.name() != id.as_str());
+        spec
     }
 
     /// The disk of this name.

@@ -61,19 +61,14 @@ impl Machines {
         let (spec, condition, changes) = patched(vm, &record.spec, patch)?;
         condition.check(vm, Some(&record))?;
         spec.check(vm)?;
-        let has_other_functions = spec.machine().vfio != record.spec.machine().vfio;
-        // A process keeps the functions that it has until its end.
-        let has_other_nics = spec.nics() != record.spec.nics()
-            || (has_other_functions && record.process().is_none());
+        let has_other_nics =
+            spec.nics() != record.spec.nics() || spec.machine().vfio != record.spec.machine().vfio;
         check_devices(vm, &record, &spec)?;
         if has_other_nics {
             self.check(vm, &spec)?;
             self.reserve(entry, &spec)?;
         } else if spec.machine() != record.spec.machine() {
             check_files(spec.machine())?;
-            if has_other_functions {
-                self.reserve(entry, &spec)?;
-            }
         }
         if !dry_run && !changes.is_empty() {
             if has_other_nics {
@@ -89,17 +84,18 @@ impl Machines {
     }
 }
 
-/// Fails if the change concerns NICs or disks that a process has, or is about to have.
+/// Fails if the change concerns devices that a process has, or is about to have.
 fn check_devices(vm: &VmName, record: &Record, spec: &VmSpec) -> Result<(), Error> {
     let same_nics = spec.nics() == record.spec.nics();
-    let same_disks = spec.machine().disks == record.spec.machine().disks;
+    let (machine, former) = (spec.machine(), record.spec.machine());
+    let same_disks = machine.disks == former.disks && machine.vfio == former.vfio;
     let is_off = record.process().is_none() && record.spec.state == Desired::Stopped;
     if is_off || (same_nics && same_disks) {
         return Ok(());
     }
-    let hint = "PUT and DELETE /v1/vms/{name}/nics/{id} and /v1/vms/{name}/disks/{id} add and \
-                remove them while it runs";
-    Err(vm_runs(vm, "change NICs or disks in the spec of", hint))
+    let hint = "PUT and DELETE /v1/vms/{name}/nics/{id}, /v1/vms/{name}/disks/{id} and \
+                /v1/vms/{name}/vfio/{id} add and remove them while it runs";
+    Err(vm_runs(vm, "change devices in the spec of", hint))
 }
 
 /// The patched spec, the condition in the patch, and the changes.

@@ -112,6 +112,13 @@ pub(crate) trait Host: Send + Sync {
     fn check_function(&self, function: &VfioConfig) -> Result<Option<FormerDriver>, Error>;
     /// Binds a function to vfio-pci, unless it is.
     fn bind_function(&self, former: &FormerDriver) -> Result<(), Error>;
+    /// Whether the running VM has a function of this name.
+    fn has_function(&self, vm: &VmName, function: &VfioConfig) -> Result<bool, Error>;
+    /// Plugs a function that is bound to VFIO into the running VM.
+    fn plug_function(&self, vm: &VmName, function: &VfioConfig) -> Result<(), Error>;
+    /// Requests the running VM to release a function. Returns whether it has no function of this
+    /// name now.
+    fn unplug_function(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error>;
     /// Gives a function its former driver again, unless it has another one meanwhile.
     fn release_function(&self, vm: &VmName, former: &FormerDriver) -> Result<(), Error>;
     /// The user for the VM's process; none if it has the daemon's.

@@ -426,7 +426,9 @@ async fn given_up(machines: &Arc<Machines>, entry: &Arc<VmEntry>, there: &VmStat
     let no_disk = |id: &DeviceId| there.disks.iter().all(|disk| disk.id != id.as_str());
     let nics = record.unwanted().iter().any(no_nic);
     let disks = record.removed_disks().iter().any(no_disk);
-    if !nics && !disks {
+    let no_function = |id: &DeviceId| there.vfio.iter().all(|one| one.id != id.as_str());
+    let functions = record.removed_functions().any(no_function);
+    if !nics && !disks && !functions {
         return;
     }
     // If this daemon ends first, the next one does it.
@@ -443,6 +445,9 @@ async fn given_up(machines: &Arc<Machines>, entry: &Arc<VmEntry>, there: &VmStat
                 for id in lifecycle.drop_given_up(&mut record) {
                     machines.publish(entry.name(), Change::NicRemoved(id));
                 }
+            }
+            if functions && lifecycle.drop_removed_functions(&mut record) {
+                machines.functions_changed(entry.name());
             }
             if disks {
                 for id in lifecycle.drop_removed_disks(&mut record) {

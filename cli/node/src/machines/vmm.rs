@@ -345,6 +345,16 @@ impl Vmm {
         self.get(&format!("/v1/vm/disks/{id}"), SOON).await
     }
 
+    /// All its functions by VFIO, as the VM reports them.
+    pub(crate) async fn functions(&self) -> Result<Value, Error> {
+        self.get("/v1/vm/vfio", SOON).await
+    }
+
+    /// One of its functions by VFIO, as the VM reports it.
+    pub(crate) async fn function(&self, id: &DeviceId) -> Result<Value, Error> {
+        self.get(&format!("/v1/vm/vfio/{id}"), SOON).await
+    }
+
     /// The VM's state once it differs from that of generation `since`, or after a timeout.
     pub(crate) async fn watch(&self, since: u64) -> Result<VmStatus, Error> {
         let path = format!("/v1/vm/watch?since={since}&timeout_s={WATCH_SECONDS}");

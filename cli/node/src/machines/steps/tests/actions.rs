@@ -32,8 +32,11 @@ pub(super) enum Action {
     CrashUnseen,
     PowerOff,
     AddNic(usize),
-    /// Changes the functions by VFIO of the next start.
-    ChangeFunctions(bool),
+    AddFunction(usize),
+    RemoveFunction {
+        function: usize,
+        stubborn: bool,
+    },
     /// Moves a NIC to an existing device.
     Swap {
         nic: usize,
@@ -110,7 +113,9 @@ pub(super) fn action() -> impl Strategy<Value = Action> {
         1 => Just(Action::CrashUnseen),
         1 => Just(Action::PowerOff),
         2 => (0..3_usize).prop_map(Action::AddNic),
-        2 => any::<bool>().prop_map(Action::ChangeFunctions),
+        2 => (1..4_usize).prop_map(Action::AddFunction),
+        2 => (1..4_usize, any::<bool>())
+            .prop_map(|(function, stubborn)| Action::RemoveFunction { function, stubborn }),
         2 => (0..3_usize, 0..2_usize).prop_map(|(nic, to)| Action::Swap { nic, to }),
         2 => (0..3_usize, any::<bool>())
             .prop_map(|(nic, stubborn)|
@@ -168,6 +173,13 @@ pub(super) fn disk(number: usize) -> (DeviceId, DiskConfig) {
     let id = format!("data{number}");
     let disk = format!("path=/{number}.img,id={id}");
     (id.parse().unwrap(), disk.parse().unwrap())
+}
+
+/// The name of the function of this number, and the function.
+pub(super) fn function(number: usize) -> (DeviceId, VfioConfig) {
+    let address = format!("0000:01:00.{number}");
+    let function = format!("host={address},id={address}");
+    (address.parse().unwrap(), function.parse().unwrap())
 }
 
 pub(super) fn spec(nics: usize, stopped: bool, restart: Restart) -> VmSpec {
@@ -339,12 +351,34 @@ impl<'a> Daemon<'a> {
                     }
                 }
             }
-            (Action::ChangeFunctions(some), Some(record)) if record.phase == Phase::Present => {
-                let mut machine = record.spec.machine().clone();
-                let function = "host=0000:01:00.2".parse().unwrap();
-                machine.vfio = [function].into_iter().filter(|_| some).collect();
-                let spec = record.spec.with_machine(&machine);
-                let _ = lifecycle.change_spec(record, spec);
+            (Action::AddFunction(number), Some(record)) if record.phase == Phase::Present => {
+                let (id, function) = function(number);
+                let is_new = record.spec.function(&id).is_none()
+                    && record.removed_functions().all(|one| *one != id);
+                if is_new {
+                    let spec = record.spec.with_function(function.clone());
+                    let before = record.spec.clone();
+                    match lifecycle.add_function(record, &id, &function, spec) {
+                        Ok(()) => assert!(record.spec.function(&id).is_some()),
+                        Err(_) => assert_eq!(record.spec, before),
+                    }
+                }
+            }
+            (
+                Action::RemoveFunction {
+                    function: number,
+                    stubborn,
+                },
+                Some(record),
+            ) if record.phase == Phase::Present => {
+                let (id, _) = function(number);
+                if record.spec.function(&id).is_some() {
+                    self.fake.sim_host().stubborn = stubborn && record.process().is_some();
+                    if lifecycle.remove_function(record, &id).unwrap_or(false) {
+                        assert!(record.spec.function(&id).is_none());
+                    }
+                    self.fake.sim_host().stubborn = false;
+                }
             }
             (Action::Swap { nic: number, to }, Some(record)) if record.phase == Phase::Present => {
                 let Some(former) = record.spec.nic(nic(number).id()).cloned() else {
@@ -442,6 +476,7 @@ impl<'a> Daemon<'a> {
             (Action::GiveUp, Some(record)) if record.phase == Phase::Present => {
                 lifecycle.drop_given_up(record);
                 lifecycle.drop_removed_disks(record);
+                lifecycle.drop_removed_functions(record);
             }
             _ => {}
         }
@@ -459,6 +494,7 @@ impl<'a> Daemon<'a> {
         if reconciled == Reconciled::Running {
             self.lifecycle().reconcile_nics(&mut record);
             self.lifecycle().reconcile_disks(&mut record);
+            self.lifecycle().reconcile_functions(&mut record);
         }
         if reconciled != Reconciled::None {
             self.record = Some(record);

@@ -240,6 +240,37 @@ impl Host for Fake {
         })
     }
 
+    fn has_function(&self, _: &VmName, function: &VfioConfig) -> Result<bool, Error> {
+        let function = function.host().unwrap().parse().unwrap();
+        self.call(|sim_host| {
+            let mut all = sim_host.processes.iter();
+            all.any(|one| one.functions.contains(&function))
+        })
+    }
+
+    fn plug_function(&self, _: &VmName, function: &VfioConfig) -> Result<(), Error> {
+        let function: Address = function.host().unwrap().parse().unwrap();
+        assert!(self.sim_host().bound.contains(&function), "not bound");
+        self.call(|sim_host| {
+            for one in &mut sim_host.processes {
+                one.functions.insert(function);
+            }
+        })
+    }
+
+    fn unplug_function(&self, _: &VmName, id: &DeviceId) -> Result<bool, Error> {
+        let function = id.as_str().parse().unwrap();
+        self.call(|sim_host| {
+            let stubborn = std::mem::take(&mut sim_host.stubborn);
+            if !stubborn {
+                for one in &mut sim_host.processes {
+                    one.functions.remove(&function);
+                }
+            }
+            !stubborn
+        })
+    }
+
     fn release_function(&self, _: &VmName, former: &FormerDriver) -> Result<(), Error> {
         // The kernel waits without a limit for the process that has it open.
         let sim_host = self.sim_host().clone();
