@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use bellhop_api::machine::{DiskInfo, MigrationStatus, MigrationTrial, NicInfo};
+use bellhop_api::machine::{DiskInfo, MigrationStatus, MigrationTrial, NicInfo, VfioInfo};
 use bellhop_api::node::{Event, Operation, Plan, Snapshot, Version, Vm, VmChanges};
 use bellhop_common::client::fake;
 use bellhop_common::listing::captured;
@@ -56,6 +56,9 @@ const LINES: &[&str] = &[
     "vm disk add web path=/d,id=disk1",
     "vm disk list web",
     "vm disk remove -y web disk0",
+    "vm vfio add web host=0000:03:10.1,id=vf",
+    "vm vfio list web",
+    "vm vfio remove -y web vf",
     "vm list",
     "vm migrate web --to https://node2:8443",
     "vm migrate web --to https://node2:8443 --detach",
@@ -186,6 +189,12 @@ fn disk(id: &str) -> Value {
     )
 }
 
+fn function() -> Value {
+    record::<VfioInfo>(json!({"id": "vf", "state": "Plugged", "allow_pf": false,
+        "path": "/sys/bus/pci/devices/0000:03:10.1", "standby": null, "address": "00:06.0",
+        "function": null}))
+}
+
 fn migration() -> Value {
     record::<MigrationStatus>(json!({
         "direction": "Send", "peer": "https://node2:8443", "phase": "Moved", "rounds": 3,
@@ -249,6 +258,8 @@ fn answer(request: &str, body: &str) -> (u16, Value) {
         "GET /v1/vms/web/nics/net0" => nic(),
         "GET /v1/vms/web/disks" => json!({"items": [disk("disk0")]}),
         "PUT /v1/vms/web/disks/disk1" => disk("disk1"),
+        "GET /v1/vms/web/vfio" => json!({"items": [function()]}),
+        "PUT /v1/vms/web/vfio/vf" => function(),
         "GET /v1/vms/web/migration" => migration(),
         "POST /v1/vms/web/migration" if body.contains("\"dry_run\":true") => trial(),
         "POST /v1/vms/web/migration" => operation("18"),

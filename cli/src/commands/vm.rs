@@ -29,6 +29,7 @@ mod spec_patch;
 pub(crate) mod stats;
 mod stop;
 mod upgrade;
+mod vfio;
 pub(crate) mod view;
 mod wait;
 mod watch;
@@ -134,6 +135,7 @@ Examples:
     Stats(stats::Arguments),
     Nic(nic::Arguments),
     Disk(disk::Arguments),
+    Vfio(vfio::Arguments),
     Wait(wait::Arguments),
     Console(console::Arguments),
     Logs(logs::Arguments),
@@ -180,6 +182,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         Command::Stats(arguments) => stats::execute(arguments, &node, format),
         Command::Nic(arguments) => nic::execute(arguments, which, &node, format),
         Command::Disk(arguments) => disk::execute(arguments, which, &node, format),
+        Command::Vfio(arguments) => vfio::execute(arguments, &node, format),
         Command::Wait(arguments) => wait::execute(arguments, &node, format),
         Command::Console(arguments) => console::execute(arguments, &node),
         Command::Logs(arguments) => logs::execute(arguments, &node),

@@ -380,12 +380,20 @@ class Operations(Transport):
         return self._call("POST", ["v1", "vms", name, "upgrade"], body=body)
 
     def list_vm_vfio(self, name: str) -> ItemsVfioInfo:
-        """List the PCI functions of the host."""
+        """List PCI functions of a virtual machine."""
         return self._call("GET", ["v1", "vms", name, "vfio"])
 
+    def delete_vm_vfio(self, name: str, id: str) -> None | VfioInfo:
+        """Remove a PCI function from a virtual machine."""
+        return self._call("DELETE", ["v1", "vms", name, "vfio", id])
+
     def get_vm_vfio(self, name: str, id: str) -> VfioInfo:
-        """Read a PCI function of the host."""
+        """Read the state of a PCI function of a virtual machine."""
         return self._call("GET", ["v1", "vms", name, "vfio", id])
+
+    def put_vm_vfio(self, name: str, id: str, body: VfioConfig) -> VfioInfo:
+        """Add a PCI function to a virtual machine."""
+        return self._call("PUT", ["v1", "vms", name, "vfio", id], body=body)
 
     def watch_vm(
         self,

@@ -443,7 +443,8 @@ impl Machines {
         let vm = entry.name();
         let mut record = self.present(entry)?;
         if let Some(there) = record.spec.function(id) {
-            if there.host() != function.host() || there.allow_pf != function.allow_pf {
+            let settings = |one: &VfioConfig| (one.path.clone(), one.allow_pf, one.standby.clone());
+            if settings(there) != settings(function) {
                 return Err(other_device(vm, id));
             }
             // The host may have taken it from the running VM.

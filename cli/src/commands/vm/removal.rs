@@ -1,4 +1,4 @@
-//! `bellhop vm nic remove` and `vm disk remove`: the guest must release the device.
+//! `remove` of `bellhop vm nic`, `disk` and `vfio`: the guest must release the device.
 
 use std::time::Duration;
 

@@ -255,12 +255,20 @@ operations! {
     POST upgrade_vm(name; body) ["v1", "vms", name, "upgrade"]
         read bellhop_api::node::Operation;
 
-    /// List the PCI functions of the host.
+    /// List PCI functions of a virtual machine.
     GET list_vm_vfio(name) ["v1", "vms", name, "vfio"]
         read serde_json::Value;
 
-    /// Read a PCI function of the host.
+    /// Remove a PCI function from a virtual machine.
+    DELETE delete_vm_vfio(name, id) ["v1", "vms", name, "vfio", id]
+        read serde_json::Value;
+
+    /// Read the state of a PCI function of a virtual machine.
     GET get_vm_vfio(name, id) ["v1", "vms", name, "vfio", id]
+        read serde_json::Value;
+
+    /// Add a PCI function to a virtual machine.
+    PUT put_vm_vfio(name, id; body) ["v1", "vms", name, "vfio", id]
         read serde_json::Value;
 
     /// Wait for a change.
