@@ -429,8 +429,8 @@ impl Record {
         self.steps.iter().position(is_its)
     }
 
-    /// The functions that are reserved for this VM: those of its specs and those that were bound for
-    /// it. Its guest may still have removed ones, which count too.
+    /// The functions that are reserved for this VM: those of its specs and those that were bound
+    /// for it. Its guest may still have removed ones, which count too.
     pub(crate) fn functions(&self) -> impl Iterator<Item = Address> {
         let specs = self.specs().flat_map(VmSpec::functions);
         let bound = self.bound_functions().map(|(_, former)| former.function);

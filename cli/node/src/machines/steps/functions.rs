@@ -8,8 +8,8 @@
 //!   delete          all of them do
 //! ```
 //! A function that has a VFIO driver before stays bound to it: its owner did that. A binding ends
-//! with the host's boot. The host keeps a function that it takes back from a running VM. The VM gets
-//! it again at its next start, or when a client adds it again.
+//! with the host's boot. The host keeps a function that it takes back from a running VM. The VM
+//! gets it again at its next start, or when a client adds it again.
 
 use vdpa_mgmt::journal::{Journal as _, Outcome};
 use vmm::config::VfioConfig;
