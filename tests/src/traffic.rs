@@ -83,6 +83,22 @@ pub fn exchange_between(from: &mut Guest, to: &mut Guest, mac: &str, frames: Fra
     exchange_from(from, "eth0", to, mac, frames)
 }
 
+/// Exchanges small and full frames, from each guest to the other. `macs`: the guest's address and
+/// its peer's.
+///
+/// # Errors
+/// As [`exchange_between`].
+pub fn exchange_both_ways(guest: &mut Guest, peer: &mut Guest, macs: [&str; 2]) -> Result<()> {
+    let frames = |count, size, window| Frames {
+        count,
+        size,
+        window,
+    };
+    let [mac, other] = macs;
+    exchange_between(guest, peer, other, frames(500, 64, 32))?;
+    exchange_between(peer, guest, mac, frames(200, 1514, 8))
+}
+
 /// Like [`exchange_between`], from a NIC of the guest with another name.
 ///
 /// # Errors

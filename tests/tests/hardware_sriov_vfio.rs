@@ -11,7 +11,7 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::process::output;
 use lab::sriov::{SriovNic, VfDevice, VirtualFunction};
 use lab::temp_path::TempPath;
-use lab::traffic::{Frames, exchange_between};
+use lab::traffic::exchange_both_ways;
 use lab::vmm_process::cost;
 use serde_json::json;
 
@@ -40,18 +40,6 @@ fn locked_kib(guest: &Guest) -> u64 {
     number.parse().unwrap()
 }
 
-/// Small and full frames, from each guest to the other.
-#[track_caller]
-fn talk(guest: &mut Guest, peer: &mut Guest, [mac, other]: [&str; 2]) {
-    let frames = |count, size, window| Frames {
-        count,
-        size,
-        window,
-    };
-    exchange_between(guest, peer, other, frames(500, 64, 32)).unwrap();
-    exchange_between(peer, guest, mac, frames(200, 1514, 8)).unwrap();
-}
-
 #[test]
 fn a_stock_guest_drives_a_function_by_vfio_across_rebinds() {
     let nic = SriovNic::enable(2).unwrap();
@@ -68,7 +56,7 @@ fn a_stock_guest_drives_a_function_by_vfio_across_rebinds() {
     assert_eq!(ready["nics"][0]["driver"], "virtio_net");
     let arguments = BellhopArguments::small().unwrap().memory("128M");
     let mut peer = Guest::start(&arguments.vdpa(device.path())).unwrap();
-    talk(&mut guest, &mut peer, [&mac, &other]);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
 
     // The driver releases the function and takes it again, under traffic.
     peer.command("echo-on").unwrap();
@@ -100,14 +88,14 @@ fn a_stock_guest_drives_a_function_by_vfio_across_rebinds() {
             "{text}"
         );
     }
-    talk(&mut guest, &mut peer, [&mac, &other]);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
 
     // A killed process leaves the function to the next one.
     let message = refused(&format!("host={}", function.address()));
     assert!(message.contains("in use"), "{message}");
     drop(guest);
     let mut guest = Guest::start(&stock(&function)).unwrap();
-    talk(&mut guest, &mut peer, [&mac, &other]);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
     function.bind("virtio-pci").unwrap();
@@ -125,13 +113,13 @@ fn a_guest_drives_a_function_by_vfio_across_reboots() {
     let mut peer = Guest::start(&small().vdpa(device.path())).unwrap();
     let vfio = format!("host={}", function.address());
     let mut guest = Guest::start(&small().argument("--vfio", &vfio)).unwrap();
-    talk(&mut guest, &mut peer, [&mac, &other]);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
     let before = cost(guest.pid()).unwrap();
     for ending in ["reboot", "panic"] {
         guest.command(ending).unwrap();
         let ready = guest.wait_ready(SILENCE).unwrap();
         assert_eq!(ready["nics"][0]["mac"], mac, "after {ending}");
-        talk(&mut guest, &mut peer, [&mac, &other]);
+        exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
     }
     let after = cost(guest.pid()).unwrap();
     assert_eq!(

@@ -18,7 +18,7 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::process::output;
 use lab::sriov::{SriovNic, VfDevice, VirtualFunction};
 use lab::temp_path::TempPath;
-use lab::traffic::{Frames, exchange_between};
+use lab::traffic::exchange_both_ways;
 use lab::vmm_process::cost;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
@@ -63,19 +63,7 @@ impl<'nic> Scene<'nic> {
     /// Small and full frames, from each guest to the other.
     #[track_caller]
     fn talk(&mut self, mac: &str) {
-        let frames = |count, size, window| Frames {
-            count,
-            size,
-            window,
-        };
-        exchange_between(
-            &mut self.guest,
-            &mut self.peer,
-            &self.other,
-            frames(500, 64, 32),
-        )
-        .unwrap();
-        exchange_between(&mut self.peer, &mut self.guest, mac, frames(200, 1514, 8)).unwrap();
+        exchange_both_ways(&mut self.guest, &mut self.peer, [mac, &self.other]).unwrap();
     }
 
     fn flood(&mut self) {

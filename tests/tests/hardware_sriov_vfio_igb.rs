@@ -14,7 +14,7 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::igb::IgbNic;
 use lab::process::output;
 use lab::sriov::{SriovNic, VfDevice};
-use lab::traffic::{Frames, exchange_between};
+use lab::traffic::exchange_both_ways;
 use lab::vmm_process::cost;
 use serde_json::json;
 
@@ -23,18 +23,6 @@ const SILENCE: Duration = Duration::from_secs(120);
 
 /// The VMM ejects a function that the guest does not eject after 10 s.
 const FORCED: Duration = Duration::from_secs(12);
-
-/// Small and full frames, from each guest to the other.
-#[track_caller]
-fn talk(guest: &mut Guest, peer: &mut Guest, [mac, other]: [&str; 2]) {
-    let frames = |count, size, window| Frames {
-        count,
-        size,
-        window,
-    };
-    exchange_between(guest, peer, other, frames(500, 64, 32)).unwrap();
-    exchange_between(peer, guest, mac, frames(200, 1514, 8)).unwrap();
-}
 
 #[test]
 fn an_igb_nic_comes_and_goes_with_its_functions() {
@@ -74,7 +62,7 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
     assert_eq!(ready["nics"][0]["mac"], mac);
     assert_eq!(ready["nics"][0]["driver"], "igbvf");
     guest.command("up eth0").unwrap();
-    talk(&mut guest, &mut peer, [&mac, &other]);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
 
     let before = cost(guest.pid()).unwrap();
     let reset = guest.command("reset-function").unwrap();
@@ -84,12 +72,12 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
             .is_some_and(|methods| methods.starts_with("flr")),
         "{reset}"
     );
-    talk(&mut guest, &mut peer, [&mac, &other]);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
     guest.command("reboot").unwrap();
     let ready = guest.wait_ready(SILENCE).unwrap();
     assert_eq!(ready["nics"][0]["mac"], mac);
     guest.command("up eth0").unwrap();
-    talk(&mut guest, &mut peer, [&mac, &other]);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
     let after = cost(guest.pid()).unwrap();
     assert_eq!(
         (after.descriptors, after.threads),

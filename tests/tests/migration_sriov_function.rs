@@ -48,6 +48,14 @@ fn bind(function: &VirtualFunction<'_>) {
     function.bind(DRIVER).unwrap();
 }
 
+/// Two functions with the driver, and the NICs of two hosts.
+fn equipment(nic: &SriovNic) -> ([VirtualFunction<'_>; 2], [VfDevice<'_>; 2]) {
+    let functions = [0, 1].map(|index| nic.vf(index).unwrap());
+    let devices = [2, 3].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
+    functions.iter().for_each(bind);
+    (functions, devices)
+}
+
 fn vfio(function: &VirtualFunction<'_>) -> String {
     format!("host={},id=function", function.address())
 }
@@ -102,10 +110,7 @@ fn stays(guest: &mut Guest, from: &Host, to: &Host, more: Value) -> String {
 #[test]
 fn a_guest_moves_with_its_function_and_back() {
     let nic = SriovNic::enable(4).unwrap();
-    let [first, second] = [0, 1].map(|index| nic.vf(index).unwrap());
-    let devices = [2, 3].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
-    bind(&first);
-    bind(&second);
+    let ([first, second], devices) = equipment(&nic);
     let here = Host::new("here", devices[0].path());
     let there = Host::new("there", devices[1].path());
     let guest = boot(&here, &first);
@@ -137,10 +142,7 @@ fn a_guest_moves_with_its_function_and_back() {
 #[test]
 fn a_guest_stays_with_its_function_after_each_failure() {
     let nic = SriovNic::enable(4).unwrap();
-    let [first, second] = [0, 1].map(|index| nic.vf(index).unwrap());
-    let devices = [2, 3].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
-    bind(&first);
-    bind(&second);
+    let ([first, second], devices) = equipment(&nic);
     let here = Host::new("here", devices[0].path());
     let there = Host::new("there", devices[1].path());
     let mut guest = boot(&here, &first);

@@ -32,6 +32,7 @@ mod vdpa_devices;
 mod version;
 mod vm;
 mod vm_console;
+mod vm_devices;
 mod vm_disks;
 mod vm_logs;
 mod vm_nics;

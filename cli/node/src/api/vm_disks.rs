@@ -8,32 +8,20 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::Items;
-use bellhop_api::machine::{DiskInfo, DiskSummary, VmState};
+use bellhop_api::machine::{DiskInfo, DiskSummary};
 use bellhop_api::node::Role;
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use vmm::config::DiskConfig;
 use vmm::http::body::JsonBody;
 
 use super::state::{Api, SenderRole};
+use super::vm_devices::{look, removal};
 use super::vm_path::{DevicePath, VmPath};
 use crate::context::Node;
 use crate::error::Error;
 use crate::machines::Removed;
-use crate::machines::error::{no_disk, no_vm};
-use crate::machines::spec::{DeviceId, VmName, VmSpec};
-use crate::machines::vmm::Vmm;
-
-/// A VM's spec, and the client of its process if the VM runs.
-pub(super) fn look(node: &Node, role: Role, name: &VmName) -> Result<(VmSpec, Option<Vmm>), Error> {
-    let view = node.machines.show(name)?;
-    let record = view.record.ok_or_else(|| no_vm(name))?;
-    let state = view.live.and_then(|live| live.state);
-    let vmm = match state {
-        Some(VmState::Running | VmState::Paused) => Some(node.machines.vmm_for(name, role)?),
-        _ => None,
-    };
-    Ok((record.spec, vmm))
-}
+use crate::machines::error::no_disk;
+use crate::machines::spec::{DeviceId, VmName};
 
 /// The description of a disk of a VM that does not run.
 fn recorded(disk: &DiskConfig) -> DiskInfo {
@@ -133,11 +121,5 @@ pub(super) async fn remove(
     if node.machines.remove_disk(&name, &id).await? == Removed::Gone {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    match info(&node, role, &name, &id).await {
-        // The guest has released the disk before this answer.
-        Err(error) if error.answer().0 == StatusCode::NOT_FOUND => {
-            Ok(StatusCode::NO_CONTENT.into_response())
-        }
-        asked => Ok((StatusCode::ACCEPTED, asked?).into_response()),
-    }
+    removal(info(&node, role, &name, &id).await)
 }

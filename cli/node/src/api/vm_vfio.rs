@@ -17,7 +17,7 @@ use vmm::config::VfioConfig;
 use vmm::http::body::JsonBody;
 
 use super::state::{Api, SenderRole};
-use super::vm_disks::look;
+use super::vm_devices::{look, removal};
 use super::vm_path::{DevicePath, VmPath};
 use crate::context::Node;
 use crate::error::Error;
@@ -123,11 +123,5 @@ pub(super) async fn remove(
     if node.machines.remove_function(&name, &id).await? == Removed::Gone {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    match info(&node, role, &name, &id).await {
-        // The guest has released the function before this answer.
-        Err(error) if error.answer().0 == StatusCode::NOT_FOUND => {
-            Ok(StatusCode::NO_CONTENT.into_response())
-        }
-        asked => Ok((StatusCode::ACCEPTED, asked?).into_response()),
-    }
+    removal(info(&node, role, &name, &id).await)
 }

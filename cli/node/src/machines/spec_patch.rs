@@ -61,17 +61,17 @@ impl Machines {
         let (spec, condition, changes) = patched(vm, &record.spec, patch)?;
         condition.check(vm, Some(&record))?;
         spec.check(vm)?;
-        let has_other_nics =
+        let has_other_host_devices =
             spec.nics() != record.spec.nics() || spec.machine().vfio != record.spec.machine().vfio;
         check_devices(vm, &record, &spec)?;
-        if has_other_nics {
+        if has_other_host_devices {
             self.check(vm, &spec)?;
             self.reserve(entry, &spec)?;
         } else if spec.machine() != record.spec.machine() {
             check_files(spec.machine())?;
         }
         if !dry_run && !changes.is_empty() {
-            if has_other_nics {
+            if has_other_host_devices {
                 self.lifecycle(entry)
                     .replace(&mut record, Record::new(spec))?;
             } else {
@@ -86,11 +86,12 @@ impl Machines {
 
 /// Fails if the change concerns devices that a process has, or is about to have.
 fn check_devices(vm: &VmName, record: &Record, spec: &VmSpec) -> Result<(), Error> {
-    let same_nics = spec.nics() == record.spec.nics();
     let (machine, former) = (spec.machine(), record.spec.machine());
-    let same_disks = machine.disks == former.disks && machine.vfio == former.vfio;
+    let same_devices = spec.nics() == record.spec.nics()
+        && machine.disks == former.disks
+        && machine.vfio == former.vfio;
     let is_off = record.process().is_none() && record.spec.state == Desired::Stopped;
-    if is_off || (same_nics && same_disks) {
+    if is_off || same_devices {
         return Ok(());
     }
     let hint = "PUT and DELETE /v1/vms/{name}/nics/{id}, /v1/vms/{name}/disks/{id} and \

@@ -3,6 +3,8 @@
 //! Owns the document that the source sends, and all reasons for which a destination refuses it. The
 //! document comes from another host and is not trusted. It must not know how the document is sent.
 
+mod functions;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
@@ -11,12 +13,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use devices::pci::Slot;
-use devices::vfio::FunctionView;
 use devices::virtio::pci::GuestView;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vdpa::causes::in_one_line;
 
+pub(super) use self::functions::DocumentFunction;
 use crate::Error;
 use crate::byte_count::ByteCount;
 use crate::config::{
@@ -25,7 +27,6 @@ use crate::config::{
 use crate::machine::device_manager::DeviceManager;
 use crate::machine::error::NotMovable;
 use crate::machine::program::{reads, state_versions};
-use crate::machine::saved::SavedFunction;
 use crate::migration::protocol::Refusal;
 use crate::snapshot::format::Saved as _;
 use crate::snapshot::memory_image::MemoryDigest;
@@ -103,16 +104,6 @@ pub(super) struct Document {
     pub(super) functions: Vec<DocumentFunction>,
 }
 
-/// The properties of a function of the host on which its driver in the guest can rely.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct DocumentFunction {
-    pub(super) id: String,
-    /// The number of the PCI slot.
-    pub(super) slot: u8,
-    pub(super) view: FunctionView,
-}
-
 /// The properties of a device on which its driver can rely.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -155,15 +146,6 @@ impl Document {
     pub(super) fn announce_digest(&mut self) {
         self.state_versions
             .insert(MemoryDigest::NAME.to_owned(), MemoryDigest::VERSION);
-    }
-
-    /// Announces that the state will hold those of functions, if it will.
-    pub(super) fn announce_functions(&mut self) {
-        if !self.functions.is_empty() {
-            type Section = Vec<SavedFunction>;
-            let name = Section::NAME.to_owned();
-            self.state_versions.insert(name, Section::VERSION);
-        }
     }
 
     /// Whether the state will hold a digest of the guest's memory.
@@ -255,32 +237,6 @@ impl Document {
             Ok(())
         } else {
             Err(refusals)
-        }
-    }
-
-    /// This host decides which of its functions a guest gets.
-    fn place_functions(&mut self, ours: &[VfioConfig], refusals: &mut Vec<Refusal>) {
-        type Section = Vec<SavedFunction>;
-        let version = self.state_versions.get(Section::NAME).copied();
-        if !self.functions.is_empty() && version != Some(Section::VERSION) {
-            refusals.push(refusal(
-                "the states of VFIO devices",
-                format!("version {}", version.unwrap_or_default()),
-                format!("version {}", Section::VERSION),
-                "run the same version of Bellhop on both hosts",
-            ));
-        }
-        for function in &mut self.config.vfio {
-            let id = function.name();
-            match ours.iter().find(|ours| ours.name() == id) {
-                Some(ours) => *function = ours.clone(),
-                None => refusals.push(refusal(
-                    &format!("the VFIO device {id}"),
-                    "there".to_owned(),
-                    "given no function".to_owned(),
-                    &format!("name one where the destination waits: --vfio host=ADDRESS,id={id}"),
-                )),
-            }
         }
     }
 
@@ -446,32 +402,6 @@ impl Document {
         refusals
     }
 
-    /// Compares the functions, each with the one of this host.
-    fn compare_functions(&self, here: &DeviceManager, refusals: &mut Vec<Refusal>) {
-        let ours = here.function_views();
-        let undescribed = ours.iter().filter(|(id, ..)| {
-            let mut described = self.functions.iter();
-            described.all(|function| function.id != *id)
-        });
-        refusals.extend(undescribed.map(|(id, ..)| {
-            let what = format!("the VFIO device {id}");
-            refusal(&what, "not described".to_owned(), "there".to_owned(), "")
-        }));
-        for DocumentFunction { id, view, .. } in &self.functions {
-            let why = match here.adopt_function(id, view) {
-                Some(Ok(())) => continue,
-                Some(Err(error)) => format!("incompatible ({})", in_one_line(&error)),
-                None => "absent".to_owned(),
-            };
-            refusals.push(refusal(
-                &format!("the VFIO device {id}"),
-                "as the guest sees it".to_owned(),
-                why,
-                "give the destination a function of the same model and driver",
-            ));
-        }
-    }
-
     /// Compares the addresses of the guest's IOMMU, which its driver has read.
     fn compare_iommu(&self, here: Option<u64>) -> Option<Refusal> {
         let last = |last: Option<u64>| {
@@ -554,7 +484,7 @@ mod tests {
     const KERNEL: &str = "/theirs/kernel";
     const INITRAMFS: &str = "/theirs/initramfs";
 
-    fn document(config: &str) -> Document {
+    pub(super) fn document(config: &str) -> Document {
         Document {
             state_versions: state_versions(),
             config: serde_json::from_str(config).unwrap(),
@@ -563,39 +493,6 @@ mod tests {
             last_iova: None,
             functions: Vec::new(),
         }
-    }
-
-    #[test]
-    fn a_destination_names_the_functions_of_its_own() {
-        let vfio = r#"{"host": "0000:03:10.1", "id": "vf"}"#;
-        let config = format!(r#"{{"kernel": "k", "vfio": [{vfio}]}}"#);
-        let ours: VfioConfig = "host=0000:04:00.2,id=vf".parse().unwrap();
-        let mut machine = document(&config);
-        machine.functions.push(DocumentFunction {
-            id: "vf".to_owned(),
-            slot: 3,
-            view: FunctionView {
-                config: vec![0; 256],
-                sizes: vec![0; 6],
-            },
-        });
-        assert_eq!(machine.slots().len(), 1);
-        // A source that does not announce their states.
-        let mut refusals = Vec::new();
-        machine.place_functions(std::slice::from_ref(&ours), &mut refusals);
-        assert_eq!(what(&refusals), ["the states of VFIO devices"]);
-        machine.announce_functions();
-        let other: VfioConfig = "host=0000:04:00.2,id=other".parse().unwrap();
-        for here in [&[][..], &[other][..]] {
-            let (mut moves, mut refusals) = (document(&config), Vec::new());
-            moves.place_functions(here, &mut refusals);
-            assert_eq!(what(&refusals), ["the VFIO device vf"]);
-            assert!(refusals[0].remedy.contains("--vfio host=ADDRESS,id=vf"));
-        }
-        let mut refusals = Vec::new();
-        machine.place_functions(std::slice::from_ref(&ours), &mut refusals);
-        assert!(refusals.is_empty(), "{refusals:?}");
-        assert_eq!(machine.config.vfio, [ours]);
     }
 
     #[test]
@@ -653,7 +550,7 @@ mod tests {
         concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").to_owned()
     }
 
-    fn what(refusals: &[Refusal]) -> Vec<&str> {
+    pub(super) fn what(refusals: &[Refusal]) -> Vec<&str> {
         refusals
             .iter()
             .map(|refusal| refusal.what.as_str())
