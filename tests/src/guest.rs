@@ -20,6 +20,7 @@ use crate::emulator;
 use crate::error::{Error, Result};
 use crate::evidence;
 use crate::files;
+use crate::kvm_trace;
 use crate::notice::{Kind, notice};
 use crate::process::die_with_parent;
 use console::{Begun, Console, read_console, said_in};
@@ -40,6 +41,12 @@ pub const CRASHED: i32 = 3;
 /// After a wait of this length the test gives a guest up and takes evidence of it. A test that
 /// waits for less may expect silence.
 const GIVEN_UP: Duration = Duration::from_secs(10);
+
+/// After each wait of this length the test looks for a vCPU in an endless loop.
+const STUCK_CHECK: Duration = Duration::from_secs(30);
+
+/// A vCPU in an endless loop is in it at this many moments, a second apart.
+const STUCK_SAMPLES: u32 = 5;
 
 /// A boot may take this many times the allowed silence.
 const BOOT_LIMITS: u32 = 2;
@@ -407,14 +414,20 @@ impl Guest {
     /// # Errors
     /// As [`Self::command`].
     pub fn answer(&mut self, line: &str, limit: Duration) -> Result<Value> {
-        let answer = match self.line_within(limit) {
-            Ok(answer) => answer,
-            Err(RecvTimeoutError::Timeout) => {
-                let what = format!("did not answer {line:?} in {} s", limit.as_secs());
-                return Err(self.lost(what, limit));
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(self.failed(format!("ended instead of answering {line:?}")));
+        let begun = Instant::now();
+        let answer = loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            match self.line_within(left.min(STUCK_CHECK)) {
+                Ok(answer) => break answer,
+                Err(RecvTimeoutError::Timeout) if left > STUCK_CHECK && !stuck() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    let waited = begun.elapsed();
+                    let what = format!("did not answer {line:?} in {} s", waited.as_secs());
+                    return Err(self.lost(what, waited));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(self.failed(format!("ended instead of answering {line:?}")));
+                }
             }
         };
         let value: Value = serde_json::from_str(&answer)
@@ -529,6 +542,15 @@ impl Drop for Guest {
             (None, Input::Pipe(_)) => {}
         }
     }
+}
+
+/// True if a vCPU of this lab host stays in an endless loop. This known fault of the emulation does
+/// not end by itself.
+fn stuck() -> bool {
+    (0..STUCK_SAMPLES).all(|_| {
+        std::thread::sleep(Duration::from_secs(1));
+        kvm_trace::counters().is_ok_and(|text| emulator::fault(&text).is_some())
+    })
 }
 
 enum Boot {

@@ -41,13 +41,28 @@ pub fn sample() -> Result<String> {
     seen
 }
 
+/// How the counters of each machine grow in a moment. It changes nothing, so it is also for a guest
+/// that the test still waits for.
+///
+/// # Errors
+/// [`Error::File`] without rights or debugfs.
+pub fn counters() -> Result<String> {
+    let before = counted()?;
+    std::thread::sleep(MOMENT);
+    Ok(grown(&before, &counted()?))
+}
+
+fn grown(before: &str, after: &str) -> String {
+    format!("KVM counted {before}\nand then    {after}\n")
+}
+
 fn look(instance: &Path) -> Result<String> {
     let switch = instance.join("events/kvm/enable");
     let before = counted()?;
     files::write(&switch, "1")?;
     std::thread::sleep(MOMENT);
     files::write(&switch, "0")?;
-    let mut seen = format!("KVM counted {before}\nand then    {}\n", counted()?);
+    let mut seen = grown(&before, &counted()?);
     let trace = files::read_text(&instance.join("trace"))?;
     let events: Vec<_> = trace
         .lines()

@@ -28,14 +28,28 @@ const OWN_DRIVERS: [&str; 7] = [
     "netdevsim",
 ];
 
-/// Evidence of a known fault in the console of a lost host.
-pub(crate) fn fault(console: &str) -> Option<String> {
+/// Evidence that the emulation lost a host during tests, by the host's console: a known fault, or
+/// an end without any crash. No process of a test can cause the latter.
+pub(crate) fn loss(console: &str) -> Option<String> {
+    match crash(console) {
+        Some(_) => fault(console),
+        None => Some("its kernel reported no crash".to_owned()),
+    }
+}
+
+/// The console's last lines, from the report of a crash on.
+fn crash(console: &str) -> Option<Vec<&str>> {
     let lines: Vec<&str> = console.lines().collect();
     let lines = &lines[lines.len().saturating_sub(SEARCHED)..];
     let begin = lines
         .iter()
         .position(|line| line.contains("BUG:") || line.contains("Kernel panic"))?;
-    let crash = &lines[begin..];
+    Some(lines[begin..].to_vec())
+}
+
+/// Evidence of a known fault in the console of a lost host.
+pub(crate) fn fault(console: &str) -> Option<String> {
+    let crash = crash(console)?;
     let has = |word: &str| crash.iter().find(|line| line.contains(word));
     // Stack frames have an offset. The list of loaded modules also names drivers, without one.
     let own = crash
@@ -71,5 +85,7 @@ mod tests {
         assert!(fault(&listed).is_some());
         assert!(fault("BUG: kernel NULL pointer dereference").is_none());
         assert!(fault("all is well").is_none());
+        assert!(loss("all is well").is_some());
+        assert!(loss("BUG: kernel NULL pointer dereference").is_none());
     }
 }

@@ -28,6 +28,7 @@ use crate::progress::{self, Progress};
 use crate::rig::Rig;
 use crate::setup::Lab;
 use crate::verbs;
+use std::cmp::Ordering;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -100,6 +101,8 @@ pub(super) struct Ended {
     pub(super) tally: Tally,
     /// Each retry with its evidence, including those of boots.
     pub(super) retries: Vec<String>,
+    /// Each failed test as `file::test`, with the reason if its file was cut short.
+    pub(super) failures: Vec<String>,
     /// How long each test took, as `file::test`.
     pub(super) took: Vec<(String, Duration)>,
     pub(super) notices: Vec<(Kind, String)>,
@@ -112,6 +115,7 @@ impl Ended {
     pub(super) fn add(&mut self, other: Self) {
         self.tally += other.tally;
         self.retries.extend(other.retries);
+        self.failures.extend(other.failures);
         self.took.extend(other.took);
         self.notices.extend(other.notices);
         self.lane_time += other.lane_time;
@@ -121,9 +125,17 @@ impl Ended {
 /// The result of one run of a harness.
 struct Attempt {
     report: Report,
-    /// Set if the harness did not finish, with evidence of a known fault if there is any.
-    cut_short: Option<Option<String>>,
+    /// Set if the harness did not finish.
+    cut_short: Option<CutShort>,
     emulated: bool,
+}
+
+/// Why a harness did not finish.
+#[derive(Debug)]
+struct CutShort {
+    why: String,
+    /// Evidence of a known fault.
+    evidence: Option<String>,
 }
 
 impl Attempt {
@@ -135,10 +147,10 @@ impl Attempt {
         }
         let failed = self.report.failed();
         let (first, last) = (&failed.first()?.0, &failed.last()?.0);
-        if let Some(evidence) = &self.cut_short {
+        if let Some(cut) = &self.cut_short {
             // The tests before the interrupted one must have passed. Those after it did not run.
             let alone = self.report.position(first) == self.report.interrupted();
-            let evidence = evidence.clone().filter(|_| alone)?;
+            let evidence = cut.evidence.clone().filter(|_| alone)?;
             return Some((self.report.position(last)? + 1, vec![evidence]));
         }
         let count = self.report.position(last)? + 1;
@@ -147,6 +159,28 @@ impl Attempt {
             .map(|(test, evidence)| Some(format!("{test}: {}", evidence.as_ref()?)))
             .collect();
         Some((count, evidence?))
+    }
+
+    /// Each failed test of this file, and how many did not run.
+    fn failures(&self, file: &str) -> Vec<String> {
+        let interrupted = self.report.interrupted().unwrap_or(usize::MAX);
+        let mut all = Vec::new();
+        let mut not_run = 0_usize;
+        for (test, _) in self.report.failed() {
+            match self.report.position(&test).cmp(&Some(interrupted)) {
+                Ordering::Less => all.push(format!("{file}::{test}")),
+                Ordering::Equal => {
+                    let cut = self.cut_short.as_ref();
+                    let why = cut.map_or("the program of the tests ended", |cut| &cut.why);
+                    all.push(format!("{file}::{test}: {why}"));
+                }
+                Ordering::Greater => not_run += 1,
+            }
+        }
+        if not_run > 0 {
+            all.push(format!("{file}: {not_run} tests did not run"));
+        }
+        all
     }
 }
 
@@ -166,9 +200,9 @@ impl<'a> LabRun<'a> {
     /// Those of [`LabHost::boot_beside`] and of the connection with the host.
     pub(super) fn run(&mut self, harness: &Harness<'_>, rig: Rig) -> Result<()> {
         let begun = Instant::now();
-        let first = self.attempt(harness, &harness.tests, rig)?;
-        let mut tally = first.report.tally();
-        if let Some((count, evidence)) = first.excuse() {
+        let mut last = self.attempt(harness, &harness.tests, rig)?;
+        let mut tally = last.report.tally();
+        if let Some((count, evidence)) = last.excuse() {
             for evidence in &evidence {
                 let retry = format!("{}: {evidence}", harness.name);
                 progress::around(|| println!("lab: once more in a fresh host: {retry}"));
@@ -177,10 +211,12 @@ impl<'a> LabRun<'a> {
             // A fresh host has nothing of the failure left.
             self.power_off()?;
             let again = harness.tests.get(..count).unwrap_or(&harness.tests);
-            let failed = self.attempt(harness, again, rig)?.report.tally().failed;
+            last = self.attempt(harness, again, rig)?;
+            let failed = last.report.tally().failed;
             tally.passed += tally.failed.saturating_sub(failed);
             tally.failed = failed;
         }
+        self.ended.failures.extend(last.failures(harness.name));
         self.ended.tally += tally;
         self.ended.lane_time += begun.elapsed();
         Ok(())
@@ -208,9 +244,12 @@ impl<'a> LabRun<'a> {
         match outcome {
             // A connection that a harness broke must not affect the next harness.
             Ok(Outcome::TimedOut) => {
-                let line = "lab: the file of tests took too long";
-                transcript.line(Printed::Error, line);
-                cut_short = Some(None);
+                let why = format!("it took more than {} s", harness.limit().as_secs());
+                transcript.line(Printed::Error, &format!("lab: the file of tests: {why}"));
+                cut_short = Some(CutShort {
+                    why,
+                    evidence: None,
+                });
             }
             Ok(Outcome::Ended(_)) => {
                 if let Some((coverage, source)) = harness.coverage {
@@ -229,8 +268,11 @@ impl<'a> LabRun<'a> {
                 for text in shown.lines() {
                     transcript.line(Printed::Error, text);
                 }
-                let fault = emulator::fault(&console);
-                cut_short = Some(fault.map(|fault| format!("lab host: {fault}")));
+                let evidence = emulator::loss(&console);
+                cut_short = Some(CutShort {
+                    evidence: evidence.map(|fault| format!("lab host: {fault} ({lost})")),
+                    why: format!("{lost}; its end:\n{}", files::last_lines(&console, 5)),
+                });
             }
             Err(error) => return Err(error),
         }
@@ -303,13 +345,16 @@ impl<'a> LabRun<'a> {
 mod tests {
     use super::*;
 
-    fn attempt(lines: &[&str], cut_short: Option<Option<String>>) -> Attempt {
+    fn attempt(lines: &[&str], cut_short: Option<Option<&str>>) -> Attempt {
         let tests = ["a", "b", "c"].map(str::to_owned);
         let mut report = Report::new(&tests);
         lines.iter().for_each(|line| report.read(line));
         Attempt {
             report,
-            cut_short,
+            cut_short: cut_short.map(|evidence| CutShort {
+                why: "silent".to_owned(),
+                evidence: evidence.map(str::to_owned),
+            }),
             emulated: true,
         }
     }
@@ -341,11 +386,20 @@ mod tests {
 
     #[test]
     fn a_lost_host_is_excused_by_its_console_alone() {
-        let evidence = Some(Some("soft lockup".to_owned()));
-        let lost = attempt(&FAILED[..1], evidence.clone());
+        let evidence = Some(Some("soft lockup"));
+        let lost = attempt(&FAILED[..1], evidence);
         assert_eq!(lost.excuse(), Some((3, vec!["soft lockup".to_owned()])));
         assert_eq!(attempt(&FAILED[..1], Some(None)).excuse(), None);
         // An earlier test had failed.
         assert_eq!(attempt(&FAILED[..2], evidence).excuse(), None);
+    }
+
+    #[test]
+    fn each_failure_is_named_with_the_reason_of_an_early_end() {
+        assert_eq!(attempt(&FAILED, None).failures("f"), ["f::b"]);
+        let cut = attempt(&FAILED[..1], Some(None)).failures("f");
+        assert_eq!(cut, ["f::b: silent", "f: 1 tests did not run"]);
+        let ended = attempt(&FAILED[..2], None).failures("f");
+        assert_eq!(ended, ["f::b", "f::c: the program of the tests ended"]);
     }
 }

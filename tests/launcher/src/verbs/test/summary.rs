@@ -99,6 +99,10 @@ impl Summary {
             println!("lab: {retries} retries are more than {max}: the run has failed");
             self.tally.failed += 1;
         }
+        // At the end: logs of CI are cut at their beginning.
+        for failure in &self.ended.failures {
+            println!("lab: failed: {failure}");
+        }
         println!("{} passed, {} failed", self.tally.passed, self.tally.failed);
         println!(
             "lab: {retries} retries, {thinned} claims thinned, {} files and {} tests of other \
