@@ -230,10 +230,6 @@ fn guests_talk_through_their_functions_and_a_binding_by_hand_stays() {
             "migration",
             json!({ "send": { "destination": "unix:/tmp/vfio-nowhere" } }),
         ),
-        (
-            "migration",
-            json!({ "send": { "destination": "https://localhost:9" } }),
-        ),
     ] {
         let path = format!("/v1/vms/one/{path}");
         let answer = node.api.ask("POST", &path, Some(&body)).unwrap();

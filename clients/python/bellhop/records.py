@@ -870,6 +870,7 @@ SendToNode = TypedDict(
         "name": "NotRequired[str | None]",
         "timeout_s": "NotRequired[int]",
         "verify_memory": "NotRequired[bool]",
+        "vfio": "NotRequired[dict[str, str]]",
     },
 )
 

@@ -11,6 +11,7 @@ mod snapshot;
 mod spec_change;
 mod vm;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -160,6 +161,10 @@ send_request! {
         /// name as here.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<String>,
+        /// The PCI address of each of its VFIO functions at the destination, by the function's
+        /// name. By default each has the same address as here.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        pub vfio: BTreeMap<String, String>,
     }
 }
 

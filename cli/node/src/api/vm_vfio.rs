@@ -84,8 +84,8 @@ pub(super) async fn show(
 ///
 /// The daemon binds the function to vfio-pci, unless it is, and gives it its former driver again
 /// when the machine no longer has it. A running machine gets the function now, and each later start
-/// has it. With a function the machine can neither migrate nor be saved. An identical function
-/// changes nothing.
+/// has it. No snapshot of the machine can be taken then. It migrates if a NIC stands by for the
+/// function, or if the function's driver moves its state. An identical function changes nothing.
 #[utoipa::path(put, path = "/v1/vms/{name}/vfio/{id}", operation_id = "put_vm_vfio",
     params(DevicePath), request_body = VfioConfig, responses(
     (status = 200, description = "It existed already", body = VfioInfo),

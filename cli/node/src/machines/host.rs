@@ -662,7 +662,7 @@ impl Host for Machines {
         let wanted = MigrationRequest::Receive(ReceiveConfig {
             listen: reception.endpoint,
             vdpa,
-            vfio: Vec::new(),
+            vfio: record.spec.machine().vfio.clone(),
             kernel: Some(machine.kernel.clone()),
             initramfs: machine.initramfs.clone(),
             max_memory: Some(machine.memory.size),

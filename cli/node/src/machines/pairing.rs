@@ -143,9 +143,11 @@ impl Machines {
             node: wanted.destination.clone(),
             name: name.as_ref().unwrap_or(vm).to_string(),
         };
-        let spec = record.spec.elsewhere(wanted.from.as_deref(), |nic| {
-            self.net_config(vm, &record.nic_now(vm, nic))
-        })?;
+        let spec = record
+            .spec
+            .elsewhere(wanted.from.as_deref(), &wanted.vfio, |nic| {
+                self.net_config(vm, &record.nic_now(vm, nic))
+            })?;
         let wanted_there = ReceiveFromNode {
             vm: spec.into(),
             running: record.running.as_deref().cloned(),
@@ -214,9 +216,6 @@ impl Machines {
             return Err(taken(vm, &record));
         }
         let now = running.as_ref().map(|running| spec.with_machine(running));
-        // A program other than a daemon may ask for it.
-        spec.check_can_move()?;
-        now.iter().try_for_each(VmSpec::check_can_move)?;
         let missing = spec
             .boot_files()
             .chain(now.iter().flat_map(VmSpec::boot_files))

@@ -3,7 +3,7 @@
 //! Owns the compatibility of a snapshot and the spec of its VM. [`crate::snapshots`] owns the
 //! files.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -58,8 +58,9 @@ impl Machines {
                 let message = format!("the guest of {vm} has not released a removed device yet");
                 return Err(Error::conflict("wrong_state", message).hint("try again later"));
             }
+            record.spec.check_can_be_saved()?;
             // With the settings of devices that will not exist any more.
-            let spec = record.spec.elsewhere(None, |nic| {
+            let spec = record.spec.elsewhere(None, &BTreeMap::new(), |nic| {
                 machines.net_config(vm, &record.nic_now(vm, nic))
             })?;
             let about = About {

@@ -10,7 +10,7 @@ mod name;
 mod nic;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -24,6 +24,7 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::{PartialSchema, ToSchema};
+use vdpa::causes::in_one_line;
 use vdpa_mgmt::NetConfig;
 use vdpa_mgmt::pci::Address;
 use vmm::config::{DiskConfig, IommuConfig, VfioConfig, VmConfig};
@@ -158,34 +159,49 @@ impl VmSpec {
         spec
     }
 
-    /// Fails if the state of a VM with this spec cannot be taken out of it.
+    /// Fails if the state of a VM with this spec cannot be saved.
     ///
     /// # Errors
     /// It has a function by VFIO.
-    pub(crate) fn check_can_move(&self) -> Result<(), Error> {
+    pub(crate) fn check_can_be_saved(&self) -> Result<(), Error> {
         let Some(function) = self.machine.vfio.first() else {
             return Ok(());
         };
         let message = format!(
-            "the machine cannot be saved or migrated with VFIO device {}, whose state is in the \
-             device: stop it",
+            "the machine cannot be saved with VFIO device {}, whose state is in the device: remove \
+             the function, or stop the machine",
             function.name()
         );
         Err(Error::conflict("cannot_be_saved", message))
     }
 
     /// The spec for another node: see [`NicSpec::elsewhere`]. `device` returns the configuration
-    /// that a NIC's device on this host reports.
+    /// that a NIC's device on this host reports. `vfio` has the addresses of functions there, by
+    /// name.
     ///
     /// # Errors
-    /// A NIC cannot be converted, or the VM has a function by VFIO.
+    /// A NIC cannot be converted, or there is no function of a name, or an address is none.
     pub(crate) fn elsewhere(
         &self,
         from: Option<&str>,
+        vfio: &BTreeMap<String, String>,
         device: impl Fn(&NicSpec) -> Option<NetConfig>,
     ) -> Result<Self, Error> {
-        self.check_can_move()?;
         let mut spec = self.clone();
+        for (name, address) in vfio {
+            let mut functions = spec.machine.vfio.iter_mut();
+            let function = functions.find(|function| function.name() == *name);
+            let function = function
+                .ok_or_else(|| Error::invalid(format!("vfio: the VM has no function {name}")))?;
+            let bad = |error| Error::invalid(format!("vfio: {name}: {error}"));
+            let there: Address = address.parse().map_err(|error| bad(in_one_line(&error)))?;
+            let there: VfioConfig = format!("host={there}")
+                .parse()
+                .map_err(|error| bad(in_one_line(&error)))?;
+            // The guest's device keeps its name, which may be the address here.
+            function.id = Some(name.clone());
+            function.path = there.path;
+        }
         for nic in &mut spec.nics {
             *nic = nic.elsewhere(from, device(nic).as_ref())?;
         }

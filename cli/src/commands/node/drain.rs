@@ -1,5 +1,6 @@
 //! `bellhop node drain`: all VMs migrate to another node.
 
+use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
@@ -188,6 +189,7 @@ fn drain(arguments: &Arguments, to: &str, name: String, node: &Node, format: For
         destination: to.to_owned(),
         name: None,
         from: arguments.from.clone(),
+        vfio: BTreeMap::new(),
         downtime_ms: DOWNTIME_MS,
         timeout_s: TIMEOUT_S,
         connections: CONNECTIONS,

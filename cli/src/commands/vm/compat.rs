@@ -55,6 +55,7 @@ pub(super) fn execute(
         destination: node(arguments.to.resolved(which.address())?)?,
         name: arguments.there.name_there.clone(),
         from: arguments.there.from.clone(),
+        vfio: arguments.there.vfio.iter().cloned().collect(),
         downtime_ms: DOWNTIME_MS,
         timeout_s: TIMEOUT_S,
         connections: CONNECTIONS,

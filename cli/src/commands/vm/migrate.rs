@@ -49,6 +49,7 @@ their remedies, and nothing changes. Exit code 0: the VM can migrate; 1: it cann
 Examples:
   bellhop vm migrate web node2
   bellhop vm migrate web https://node2:8443 --detach
+  bellhop vm migrate web node2 --vfio vf=0000:81:10.2
   bellhop vm migrate web tcp:10.0.0.2:7444 --tls-cert host.pem --tls-key host.key \\
     --tls-ca ca.pem
   bellhop vm migrate web unix:/run/bellhop/web.move --downtime 100ms
@@ -233,6 +234,18 @@ pub(super) struct There {
     /// would give devices the same name
     #[arg(long = "as", value_name = "NAME")]
     pub(super) name_there: Option<String>,
+
+    /// To another node: the PCI address there of the VM's VFIO function ID. Can be repeated. A
+    /// function without it has the same address as here
+    #[arg(long, value_name = "ID=ADDRESS", value_parser = function_there)]
+    pub(super) vfio: Vec<(String, String)>,
+}
+
+/// Parses `ID=ADDRESS`.
+fn function_there(text: &str) -> Result<(String, String), &'static str> {
+    let parts = text.split_once('=').filter(|(id, _)| !id.is_empty());
+    let (id, address) = parts.ok_or("not ID=ADDRESS, such as vf=0000:03:10.2")?;
+    Ok((id.to_owned(), address.to_owned()))
 }
 
 /// The parts of the downtime in one line: `stop 1.2, memory 30.1, …`.
@@ -273,6 +286,7 @@ pub(super) fn execute(
         destination: destination.to_string(),
         name: arguments.there.name_there.clone(),
         from: arguments.there.from.clone(),
+        vfio: arguments.there.vfio.iter().cloned().collect(),
         downtime_ms: arguments.downtime,
         timeout_s: arguments.timeout,
         connections: arguments.connections,
@@ -290,8 +304,8 @@ pub(super) fn execute(
             migrate(arguments, destination, &wanted, node, format)
         }
         Destination::Endpoint(_) if arguments.there != There::default() => Err(Error::wrong(
-            "--from and --as are for other nodes' daemons (https://HOST:PORT, node:/PATH): a \
-             waiting process already has its devices",
+            "--from, --as and --vfio are for other nodes' daemons (https://HOST:PORT, \
+             node:/PATH): a waiting process already has its devices",
         )),
         Destination::Endpoint(endpoint) => {
             // The VM's process has another working directory.

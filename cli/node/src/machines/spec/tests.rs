@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
 use vdpa_mgmt::nic::NicRequest;
 
@@ -206,7 +208,9 @@ fn settings_of_a_device_here_are_requested_at_the_destination() {
         mtu: Some(1500),
     };
     let mac = [0x52, 0x54, 0, 1, 2, 3];
-    let same = spec.elsewhere(None, |_| Some(device(mac, 1))).unwrap();
+    let same = spec
+        .elsewhere(None, &BTreeMap::new(), |_| Some(device(mac, 1)))
+        .unwrap();
     let nics = serde_json::to_value(&same).unwrap();
     assert_eq!(nics["state"], "Running");
     assert_eq!(
@@ -217,7 +221,9 @@ fn settings_of_a_device_here_are_requested_at_the_destination() {
             { "id": "b", "path": "/dev/vhost-vdpa-0", "backup": { "device": "spare" } },
         ])
     );
-    let other = spec.elsewhere(Some("enp1s0"), |_| Some(device([0; 6], 4)));
+    let other = spec.elsewhere(Some("enp1s0"), &BTreeMap::new(), |_| {
+        Some(device([0; 6], 4))
+    });
     let nics = serde_json::to_value(other.unwrap()).unwrap();
     assert_eq!(
         nics["nics"],
@@ -317,7 +323,7 @@ fn a_device_behind_the_iommu_brings_one_that_its_process_keeps() {
 }
 
 #[test]
-fn functions_are_named_by_their_address_and_keep_the_vm_here() {
+fn functions_are_named_by_their_address_and_given_others_elsewhere() {
     let with = |vfio: Value| spec(json!({ "kernel": "/k", "vfio": vfio })).unwrap();
     let written = json!([{ "host": "0000:03:10.1" }, { "host": "0000:03:10.2", "id": "fast" }]);
     let read = with(written.clone());
@@ -326,7 +332,25 @@ fn functions_are_named_by_their_address_and_keep_the_vm_here() {
     assert_eq!(shown["vfio"], written);
     let addresses: Vec<String> = read.functions().map(|one| one.to_string()).collect();
     assert_eq!(addresses, ["0000:03:10.1", "0000:03:10.2"]);
-    let error = read.elsewhere(None, |_| None).unwrap_err();
+    let elsewhere = |name: &str, address: &str| {
+        let there = BTreeMap::from([(name.to_owned(), address.to_owned())]);
+        read.elsewhere(None, &there, |_| None)
+    };
+    let moved = serde_json::to_value(elsewhere("fast", "0000:81:00.3").unwrap()).unwrap();
+    let there = json!([written[0], { "host": "0000:81:00.3", "id": "fast" }]);
+    assert_eq!(moved["vfio"], there);
+    let moved = elsewhere("0000:03:10.1", "0000:81:00.3").unwrap();
+    assert_eq!(moved.machine().vfio[0].name(), "0000:03:10.1");
+    for (name, address, word) in [
+        ("slow", "0000:81:00.3", "no function slow"),
+        ("fast", "81:00", "fast"),
+        ("fast", "../x", "fast"),
+        ("fast", "0000:81:00.3,allow_pf=on", "fast"),
+    ] {
+        let error = elsewhere(name, address).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    let error = read.check_can_be_saved().unwrap_err();
     assert_eq!(error.answer().1, "cannot_be_saved");
     assert!(error.to_string().contains("0000:03:10.1"), "{error}");
     for (vfio, words) in [

@@ -19,7 +19,8 @@ OPTIONS are those of `bellhop vm create --vfio`:
   standby=NIC   the vDPA NIC, with standby=on and the same MAC address, that the guest uses while it
                 does not have the function
   allow_pf=on   also a function that is not virtual: the guest controls the whole device
-A VM with a function can neither migrate nor be saved. The command prints the id.
+A VM with a function cannot be saved. It migrates if a NIC stands by for the function, or if the
+function's driver moves its state. The command prints the id.
 
 Examples:
   bellhop vm vfio add web host=0000:03:10.1
