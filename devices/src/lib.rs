@@ -18,6 +18,7 @@ pub mod hypervisor;
 pub mod legacy;
 pub mod pci;
 mod saved;
+mod translation;
 pub mod vfio;
 pub mod virtio;
 

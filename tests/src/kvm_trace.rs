@@ -74,6 +74,11 @@ fn look(instance: &Path) -> Result<String> {
         *names.entry(name.to_owned()).or_insert(0_u32) += 1;
     }
     let _ = writeln!(seen, "{names:?}");
+    // Tracepoints are disabled one after the other, and exits are among the first.
+    let end = events
+        .iter()
+        .rposition(|event| event.contains(" kvm_exit: "));
+    let events = &events[..end.map_or(events.len(), |end| end + 1)];
     for event in &events[events.len().saturating_sub(SHOWN)..] {
         let _ = writeln!(seen, "{}", event.trim());
     }

@@ -1,7 +1,7 @@
 //! A virtual function of the SR-IOV rig, passed through to a guest by VFIO. The peer is a guest on
-//! a vDPA device of the same switch.
+//! a vDPA device of the same switch. Functions are opened through iommufd, except where a test says
+//! otherwise.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -30,14 +30,6 @@ fn stock(function: &VirtualFunction<'_>) -> BellhopArguments {
         .unwrap()
         .memory(&format!("{MEMORY_MIB}M"))
         .argument("--vfio", &format!("host={},id=vf", function.address()))
-}
-
-/// The memory that VFIO has pinned for the guest's process, in KiB.
-fn locked_kib(guest: &Guest) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", guest.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
-    let number = line.unwrap().split_whitespace().next().unwrap();
-    number.parse().unwrap()
 }
 
 #[test]
@@ -101,7 +93,7 @@ fn a_stock_guest_drives_a_function_by_vfio_across_rebinds() {
     function.bind("virtio-pci").unwrap();
 }
 
-/// The small kernel: `hardware_sriov_vfio_igb` reboots Debian's.
+/// The small kernel: `hardware_sriov_vfio_igb` reboots Debian's. The function is in a container.
 #[test]
 fn a_guest_drives_a_function_by_vfio_across_reboots() {
     let nic = SriovNic::enable(2).unwrap();
@@ -111,7 +103,7 @@ fn a_guest_drives_a_function_by_vfio_across_reboots() {
     let (mac, other) = (function.mac(), device.function().mac());
     let small = || BellhopArguments::small().unwrap().memory("128M");
     let mut peer = Guest::start(&small().vdpa(device.path())).unwrap();
-    let vfio = format!("host={}", function.address());
+    let vfio = format!("host={},iommufd=off", function.address());
     let mut guest = Guest::start(&small().argument("--vfio", &vfio)).unwrap();
     exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
     let before = cost(guest.pid()).unwrap();
@@ -137,14 +129,14 @@ fn a_function_that_the_host_takes_back_is_ejected() {
     let function = nic.vf(0).unwrap();
     bind(&function);
     let mut guest = Guest::start(&stock(&function)).unwrap();
-    assert!(locked_kib(&guest) >= MEMORY_MIB << 10);
+    assert!(cost(guest.pid()).unwrap().pinned_kib >= MEMORY_MIB << 10);
     // The kernel waits until the VM has closed the function.
     let begin = Instant::now();
     function.bind("virtio-pci").unwrap();
     assert!(begin.elapsed() < SILENCE, "{:?}", begin.elapsed());
     let shown = guest.command("link").unwrap();
     assert_eq!(shown["nics"], json!([]), "{shown}");
-    assert_eq!(locked_kib(&guest), 0);
+    assert_eq!(cost(guest.pid()).unwrap().pinned_kib, 0);
     assert!(guest.power_off().unwrap().success());
 }
 

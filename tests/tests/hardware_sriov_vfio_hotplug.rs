@@ -120,12 +120,9 @@ fn bind(function: &VirtualFunction<'_>) {
     function.bind("vfio-pci").unwrap();
 }
 
-/// The memory that VFIO has pinned for the guest's process, in KiB.
-fn locked_kib(guest: &Guest) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", guest.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
-    let number = line.unwrap().split_whitespace().next().unwrap();
-    number.parse().unwrap()
+/// The memory that is pinned for the guest's function, in KiB.
+fn pinned_kib(guest: &Guest) -> u64 {
+    cost(guest.pid()).unwrap().pinned_kib
 }
 
 /// Sets RLIMIT_MEMLOCK of the machine's process, in bytes; `None` means no limit.
@@ -160,7 +157,7 @@ fn a_confined_vm_gets_and_returns_a_function_by_request() {
     // Nothing stays of an attempt that fails after the function was opened.
     let error = scene.refused("PUT", path, &wanted, 422);
     assert!(error.contains("LimitMEMLOCK="), "{error}");
-    assert_eq!(locked_kib(&scene.guest), 0);
+    assert_eq!(pinned_kib(&scene.guest), 0);
     let before = cost(scene.guest.pid()).unwrap();
     scene.refused("PUT", path, &wanted, 422);
     let after = cost(scene.guest.pid()).unwrap();
@@ -173,7 +170,7 @@ fn a_confined_vm_gets_and_returns_a_function_by_request() {
         assert_eq!(plugged["state"], "Plugged", "{plugged}");
         wait_nics(&mut scene.guest, &[&mac]);
         scene.talk(&mac);
-        assert!(locked_kib(&scene.guest) >= MEMORY_KIB);
+        assert!(pinned_kib(&scene.guest) >= MEMORY_KIB);
         if cycle == 0 {
             is_shown(&scene);
         }
@@ -181,7 +178,7 @@ fn a_confined_vm_gets_and_returns_a_function_by_request() {
         scene.unplug("vf");
         scene.flood_ends();
         wait_nics(&mut scene.guest, &[]);
-        assert_eq!(locked_kib(&scene.guest), 0);
+        assert_eq!(pinned_kib(&scene.guest), 0);
         let now = cost(scene.guest.pid()).unwrap();
         // Its workers end after a second without work.
         let held = held.get_or_insert(now.descriptors);
@@ -243,7 +240,7 @@ fn two_functions_pin_memory_once_and_leave_with_all_virtual_functions() {
     bind(&second);
     let device = format!("path=/sys/bus/pci/devices/{},id=first", first.address());
     let mut scene = Scene::start(small().argument("--device", &device), nic.vf(2).unwrap());
-    let once = locked_kib(&scene.guest);
+    let once = pinned_kib(&scene.guest);
     assert!(once >= MEMORY_KIB);
     let wanted = json!({"host": second.address()});
     scene
@@ -251,11 +248,11 @@ fn two_functions_pin_memory_once_and_leave_with_all_virtual_functions() {
         .done("PUT", "/v1/vm/vfio/second", Some(&wanted))
         .unwrap();
     wait_nics(&mut scene.guest, &[&first.mac(), &second.mac()]);
-    assert_eq!(locked_kib(&scene.guest), once);
+    assert_eq!(pinned_kib(&scene.guest), once);
     scene.talk(&first.mac());
     // The first one goes and comes while the second one keeps the memory.
     scene.unplug("first");
-    assert_eq!(locked_kib(&scene.guest), once);
+    assert_eq!(pinned_kib(&scene.guest), once);
     let wanted = json!({"host": first.address()});
     scene
         .client
@@ -280,7 +277,7 @@ fn two_functions_pin_memory_once_and_leave_with_all_virtual_functions() {
     wait_nics(&mut scene.guest, &[]);
     scene.guest.command("flood-off").unwrap();
     assert!(!scene.guest.console().contains("ERROR"));
-    assert_eq!(locked_kib(&scene.guest), 0);
+    assert_eq!(pinned_kib(&scene.guest), 0);
     assert!(scene.guest.power_off().unwrap().success());
     drop(scene.peer);
     // It is gone, with its function.
@@ -307,7 +304,7 @@ fn a_guest_that_does_not_eject_a_function_loses_it() {
         "{elapsed:?}"
     );
     scene.is_gone("vf");
-    assert_eq!(locked_kib(&scene.guest), 0);
+    assert_eq!(pinned_kib(&scene.guest), 0);
     // The guest continues without its NIC. Only a shutdown by its virtio driver would wait for it.
     scene.guest.command("now").unwrap();
     let stop = json!({"state": "Stopped"});
@@ -329,7 +326,7 @@ fn a_function_survives_ten_reboots() {
             now.descriptors,
             now.threads,
             now.mappings,
-            locked_kib(guest),
+            pinned_kib(guest),
         )
     };
     scene.talk(&function.mac());

@@ -1,6 +1,6 @@
 //! A virtual function of an igb NIC, passed through to a stock guest by VFIO. Its driver, igbvf,
-//! uses a mailbox to the physical function, which the host drives. The peer is a guest on a vDPA
-//! device of the same switch.
+//! uses a mailbox to the physical function, which the host drives. The function is in a container.
+//! The peer is a guest on a vDPA device of the same switch.
 
 mod guest_nics;
 
@@ -54,7 +54,7 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
     let (mac, other) = (function.mac(), device.function().mac());
     let small = BellhopArguments::small().unwrap().memory("128M");
     let mut peer = Guest::start(&small.vdpa(device.path())).unwrap();
-    let vfio = format!("host={},id=vf", function.address());
+    let vfio = format!("host={},id=vf,iommufd=off", function.address());
     let stock = BellhopArguments::stock().unwrap().memory("256M");
     let mut guest = Guest::start(&stock.argument("--vfio", &vfio)).unwrap();
     let ready = guest.ready();

@@ -103,8 +103,9 @@ pub(crate) struct Arguments {
         requires = "machine",
         help = "A PCI function of the host, bound to vfio-pci: host=0000:03:10.1 or path=DIRECTORY \
                 in sysfs [,id=NAME][,allow_pf=on] (a function that is not virtual) \
-                [,standby=NIC] (the id of a vDPA NIC with standby=on, without which the VM cannot \
-                migrate). With --receive: plugged when the VM has arrived (may be repeated)"
+                [,standby=NIC] (the id of a vDPA NIC with standby=on, which the guest uses during \
+                a migration) [,iommu=on][,iommufd=off] (a container of VFIO). With --receive: \
+                plugged when the VM has arrived (may be repeated)"
     )]
     vfio: Vec<VfioConfig>,
 
@@ -135,7 +136,8 @@ pub(crate) struct Arguments {
         help = "A virtio-iommu, also for devices that are plugged in later: boot_bypass=on|off \
                 (whether devices reach all memory until the guest's driver takes over) \
                 [,mappings=N] (the most of a domain)[,rng=on] (also in front of the random \
-                number generator) [default: boot_bypass=on if a --vdpa or --disk has iommu=on]"
+                number generator) [default: boot_bypass=on if a --vdpa, --vfio or --disk has \
+                iommu=on]"
     )]
     iommu: Option<IommuConfig>,
 
@@ -344,6 +346,8 @@ fn vfio_device(text: &str) -> Result<VfioConfig, String> {
         path: options.path,
         id: options.id,
         allow_pf: false,
+        iommufd: true,
+        iommu: false,
         standby: None,
     })
 }

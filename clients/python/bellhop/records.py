@@ -1079,6 +1079,8 @@ class VfioConfig(TypedDict):
     allow_pf: NotRequired[bool]
     host: NotRequired[str | None]
     id: NotRequired[str | None]
+    iommu: NotRequired[bool]
+    iommufd: NotRequired[bool]
     path: NotRequired[str | None]
     standby: NotRequired[str | None]
 

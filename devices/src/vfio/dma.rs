@@ -1,14 +1,14 @@
 //! Guest RAM, mapped for DMA once for all VFIO devices of a machine.
 //!
-//! Owns the container, whose I/O address space is the guest's physical one. It must not know the
-//! devices in it.
+//! Owns the I/O address space, which is the guest's physical one. It is a container of VFIO, or an
+//! IOAS of iommufd. It must not know the devices in it.
 //!
 //! ```text
-//!               first device: in the container, then all RAM pinned and mapped
+//!               first device: in the address space, then all RAM pinned and mapped
 //!   empty ───────────────────────────────────────────────────────────────────> mapped
 //!     ^                                                                          │
 //!     +──────────────────────────────────────────────────────────────────────────+
-//!               last device: out of the container; the kernel unmaps all
+//!               last device: out of the address space, which loses all mappings
 //! ```
 //! Devices come and go under one lock, so that none comes between the last one's end and the unmap.
 
@@ -17,12 +17,20 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use iommufd_bindings::iommufd::{
+    iommu_ioas_map, iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA as IOMMU_IOAS_MAP_FIXED_IOVA,
+    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE as IOMMU_IOAS_MAP_READABLE,
+    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE as IOMMU_IOAS_MAP_WRITEABLE,
+};
+use iommufd_ioctls::{IommuFd, IommufdError};
 use parking_lot::Mutex;
-use vfio_ioctls::{VfioContainer, VfioDeviceFd, VfioError};
+use vdpa::iotlb::Access;
+use vfio_ioctls::{VfioContainer, VfioDeviceFd, VfioError, VfioIommufd, VfioOps};
 use vm_memory::{
     Address as _, GuestMemoryBackend as _, GuestMemoryRegion as _, MemoryRegionAddress,
 };
 
+use super::translated::TranslatedDma;
 use super::uapi;
 use crate::Error;
 use crate::virtio::backend::SharedMemory;
@@ -35,9 +43,120 @@ struct RamRange {
     host: *mut u8,
 }
 
+/// The kernel's object with the address space.
+#[derive(Clone)]
+pub(super) enum Space {
+    /// The kernel unmaps all when the last group leaves it.
+    Container(Arc<VfioContainer>),
+    /// Mappings stay until they are unmapped.
+    Iommufd(Arc<VfioIommufd>),
+}
+
+vdpa::opaque_debug! {
+    Space, this =>
+    iommufd: matches!(this, Self::Iommufd(_)),
+}
+
+impl Space {
+    fn open(hypervisor: Arc<VfioDeviceFd>, iommufd: bool) -> Result<Self, Error> {
+        if iommufd {
+            let failed = format!("cannot use {IOMMUFD}");
+            let file = IommuFd::new().map_err(Error::context(failed.clone()))?;
+            let space = VfioIommufd::new(Arc::new(file), None, Some(hypervisor));
+            return Ok(Self::Iommufd(Arc::new(
+                space.map_err(Error::context(failed))?,
+            )));
+        }
+        let container = VfioContainer::new(Some(hypervisor)).map_err(cannot_use_container)?;
+        Ok(Self::Container(Arc::new(container)))
+    }
+
+    fn operations(&self) -> Arc<dyn VfioOps> {
+        match self {
+            Self::Container(container) => container.clone(),
+            Self::Iommufd(iommufd) => iommufd.clone(),
+        }
+    }
+
+    /// The first and last address of each range that the devices reach, if the kernel reports them.
+    fn reachable(&self) -> Result<Option<Vec<(u64, u64)>>, Error> {
+        match self {
+            Self::Container(container) => uapi::iova_ranges(&**container)
+                .map_err(Error::context("VFIO_IOMMU_GET_INFO failed")),
+            Self::Iommufd(iommufd) => uapi::ioas_ranges(&**iommufd.iommufd(), iommufd.ioas().id())
+                .map(Some)
+                .map_err(Error::context("IOMMU_IOAS_IOVA_RANGES failed")),
+        }
+    }
+}
+
+/// Requests of mappings with a given access.
+impl Space {
+    pub(super) fn map(&self, iova: u64, len: u64, host: u64, access: Access) -> io::Result<()> {
+        let (read, write) = (
+            access.allows(Access::ReadOnly),
+            access.allows(Access::WriteOnly),
+        );
+        match self {
+            Self::Container(container) => {
+                uapi::map_dma(&**container, (iova, len), host, (read, write))
+            }
+            Self::Iommufd(iommufd) => {
+                let mut flags = IOMMU_IOAS_MAP_FIXED_IOVA;
+                flags |= if read { IOMMU_IOAS_MAP_READABLE } else { 0 };
+                flags |= if write { IOMMU_IOAS_MAP_WRITEABLE } else { 0 };
+                let request = iommu_ioas_map {
+                    size: uapi::argsz::<iommu_ioas_map>(),
+                    flags,
+                    ioas_id: iommufd.ioas().id(),
+                    __reserved: 0,
+                    user_va: host,
+                    length: len,
+                    iova,
+                };
+                let mapped = iommufd.iommufd().map_iommu_ioas(&request);
+                mapped.map_err(errno)
+            }
+        }
+    }
+
+    /// Removes the mappings in a range, each as a whole.
+    pub(super) fn unmap(&self, iova: u64, len: u64) -> io::Result<()> {
+        match self {
+            Self::Container(container) => uapi::unmap_dma(&**container, (iova, len)),
+            Self::Iommufd(iommufd) => match iommufd.ioas().unmap(iova, len).map_err(errno) {
+                // Nothing is mapped.
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+                unmapped => unmapped,
+            },
+        }
+    }
+}
+
+/// The kernel's error of a request of iommufd.
+fn errno(error: IommufdError) -> io::Error {
+    match error {
+        IommufdError::IommuIoasMap(error) | IommufdError::IommuIoasUnmap(error) => {
+            io::Error::from_raw_os_error(error.errno())
+        }
+        error => io::Error::other(error),
+    }
+}
+
+/// The device file of iommufd.
+const IOMMUFD: &str = "/dev/iommu";
+
+/// Whether the host has iommufd, and a device file for this function.
+#[must_use]
+pub fn has_iommufd(function: &Path) -> bool {
+    Path::new(IOMMUFD).exists() && function.join("vfio-dev").exists()
+}
+
 /// See the module.
 pub struct Dma {
-    container: Arc<VfioContainer>,
+    space: Space,
+    /// The one device is behind the guest's IOMMU, which decides what it reaches.
+    translated: bool,
     /// Keeps the mapped memory.
     memory: SharedMemory,
     devices: Mutex<Devices>,
@@ -58,45 +177,40 @@ vdpa::opaque_debug! {
 }
 
 impl Dma {
-    /// Opens a container for devices that reach `memory`. `hypervisor` is KVM's device for VFIO.
+    /// Opens an address space for devices that reach `memory`: of `iommufd`, or a container.
+    /// `hypervisor` is KVM's device for VFIO. `translated`: it is for one device behind the guest's
+    /// IOMMU.
     ///
     /// # Errors
-    /// The host has no VFIO.
-    pub fn new(hypervisor: Arc<VfioDeviceFd>, memory: SharedMemory) -> Result<Self, Error> {
-        let container = VfioContainer::new(Some(hypervisor)).map_err(|source| {
-            let message = match &source {
-                VfioError::OpenContainer(error) if error.kind() == io::ErrorKind::NotFound => {
-                    "there is no /dev/vfio/vfio: load the module vfio-pci (modprobe vfio-pci)"
-                }
-                VfioError::OpenContainer(error)
-                    if error.kind() == io::ErrorKind::PermissionDenied =>
-                {
-                    "no permission to open /dev/vfio/vfio: run as root, or give this user access"
-                }
-                VfioError::VfioExtension => {
-                    "the host's VFIO has no type 1 IOMMU: enable the IOMMU in the firmware and on \
-                     the kernel's command line (intel_iommu=on), and load vfio_iommu_type1"
-                }
-                _ => "cannot use /dev/vfio/vfio",
-            };
-            Error::other(message).because(source)
-        })?;
+    /// The host has no VFIO, or no iommufd.
+    pub fn new(
+        hypervisor: Arc<VfioDeviceFd>,
+        memory: SharedMemory,
+        iommufd: bool,
+        translated: bool,
+    ) -> Result<Self, Error> {
         Ok(Self {
-            container: Arc::new(container),
+            space: Space::open(hypervisor, iommufd)?,
+            translated,
             memory,
             devices: Mutex::default(),
         })
     }
 
-    /// Opens a device in the container with `open`, and maps guest RAM if it is the first one.
+    /// Whether the address space is one of iommufd.
+    pub(super) fn is_iommufd(&self) -> bool {
+        matches!(self.space, Space::Iommufd(_))
+    }
+
+    /// Opens a device in the address space with `open`, and maps guest RAM if it is the first one.
     ///
     /// # Errors
-    /// The container has it already, or that of `open`, or devices cannot reach a part of RAM, or
-    /// RAM cannot be pinned. Nothing has changed then, and `close` was called after `open`.
+    /// The address space has it already, or that of `open`, or devices cannot reach a part of RAM,
+    /// or RAM cannot be pinned. Nothing has changed then, and `close` was called after `open`.
     pub(super) fn add<T>(
         &self,
         directory: &Path,
-        open: impl FnOnce(&Arc<VfioContainer>) -> Result<T, Error>,
+        open: impl FnOnce(Arc<dyn VfioOps>) -> Result<T, Error>,
         close: impl FnOnce(T),
     ) -> Result<T, Error> {
         let mut devices = self.devices.lock();
@@ -107,8 +221,9 @@ impl Dma {
                 name.display()
             )));
         }
-        let device = open(&self.container)?;
+        let device = open(self.space.operations())?;
         if !devices.mapped
+            && !self.translated
             && let Err(error) = self.map()
         {
             close(device);
@@ -119,13 +234,18 @@ impl Dma {
         Ok(device)
     }
 
-    /// Closes a device with `close`, which returns whether it has left the container.
+    /// Closes a device with `close`, which returns whether it has left the address space.
     pub(super) fn remove(&self, directory: &Path, close: impl FnOnce() -> bool) {
         let mut devices = self.devices.lock();
         let left = close();
         devices.directories.remove(directory);
         if left && devices.directories.is_empty() {
-            // The kernel discards the address space of a container without a group.
+            if let Space::Iommufd(_) = self.space {
+                self.ram_ranges()
+                    .iter()
+                    .flatten()
+                    .for_each(|range| self.unmap(range));
+            }
             devices.mapped = false;
         }
     }
@@ -136,8 +256,27 @@ impl Dma {
         regions.map(|region| (region.start_addr().raw_value(), region.len()))
     }
 
-    /// Maps guest RAM. The container has a device.
-    fn map(&self) -> Result<(), Error> {
+    /// What the open device reaches, if it is behind the guest's IOMMU. It begins with nothing.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub(super) fn translation(&self) -> Result<Option<TranslatedDma>, Error> {
+        if !self.translated {
+            return Ok(None);
+        }
+        let reachable = self.space.reachable()?.unwrap_or_default();
+        // Reserved ranges in between belong to interrupts, and drivers leave them out.
+        let last = reachable.iter().map(|(_, last)| *last).max();
+        let space = self.space.clone();
+        Ok(Some(TranslatedDma::new(
+            space,
+            last.unwrap_or(u64::MAX),
+            &self.memory,
+        )))
+    }
+
+    /// The regions of guest RAM with their host addresses.
+    fn ram_ranges(&self) -> Result<Vec<RamRange>, Error> {
         let mut ram = Vec::new();
         for region in self.memory.iter() {
             let host = region.get_host_address(MemoryRegionAddress(0));
@@ -147,26 +286,50 @@ impl Dma {
                 host: host.map_err(Error::context("guest RAM has no host mapping"))?,
             });
         }
-        let reachable = uapi::iova_ranges(&*self.container)
-            .map_err(Error::context("VFIO_IOMMU_GET_INFO failed"))?;
-        if let Some(reachable) = reachable {
+        Ok(ram)
+    }
+
+    /// Maps guest RAM. The address space has a device.
+    fn map(&self) -> Result<(), Error> {
+        let ram = self.ram_ranges()?;
+        if let Some(reachable) = self.space.reachable()? {
             check_reachable(&ram, &reachable)?;
         }
+        let operations = self.space.operations();
         let map = |range: &RamRange| {
             let len = usize::try_from(range.len).unwrap_or(usize::MAX);
             // SAFETY: needed so that devices reach guest RAM. The range is one mapped region of
-            // `self.memory`, which no Rust reference points into. A device keeps the container and
-            // this value, so the memory stays mapped until the container is closed.
-            unsafe { self.container.vfio_dma_map(range.start, len, range.host) }
+            // `self.memory`, which no Rust reference points into. A device keeps the address space
+            // and this value, so the memory stays mapped until the devices are closed.
+            unsafe { operations.vfio_dma_map(range.start, len, range.host) }
         };
-        let unmap = |range: &RamRange| {
-            let len = usize::try_from(range.len).unwrap_or(usize::MAX);
-            if let Err(error) = self.container.vfio_dma_unmap(range.start, len) {
-                tracing::error!(address = range.start, %error, "cannot unmap guest RAM from VFIO");
-            }
-        };
-        map_all(&ram, map, unmap).map_err(cannot_map)
+        map_all(&ram, map, |range| self.unmap(range)).map_err(cannot_map)
     }
+
+    fn unmap(&self, range: &RamRange) {
+        let len = usize::try_from(range.len).unwrap_or(usize::MAX);
+        let unmapped = self.space.operations().vfio_dma_unmap(range.start, len);
+        if let Err(error) = unmapped {
+            tracing::error!(address = range.start, %error, "cannot unmap guest RAM from VFIO");
+        }
+    }
+}
+
+fn cannot_use_container(source: VfioError) -> Error {
+    let message = match &source {
+        VfioError::OpenContainer(error) if error.kind() == io::ErrorKind::NotFound => {
+            "there is no /dev/vfio/vfio: load the module vfio-pci (modprobe vfio-pci)"
+        }
+        VfioError::OpenContainer(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            "no permission to open /dev/vfio/vfio: run as root, or give this user access"
+        }
+        VfioError::VfioExtension => {
+            "the host's VFIO has no type 1 IOMMU: enable the IOMMU in the firmware and on the \
+             kernel's command line (intel_iommu=on), and load vfio_iommu_type1"
+        }
+        _ => "cannot use /dev/vfio/vfio",
+    };
+    Error::other(message).because(source)
 }
 
 /// Checks that devices reach all of RAM.
@@ -205,7 +368,13 @@ fn map_all<E>(
 }
 
 fn cannot_map((address, source): (u64, VfioError)) -> Error {
-    let full = matches!(&source, VfioError::IommuDmaMap(error) if error.errno() == libc::ENOMEM);
+    let full = match &source {
+        VfioError::IommuDmaMap(error)
+        | VfioError::IommufdIoctlError(IommufdError::IommuIoasMap(error)) => {
+            error.errno() == libc::ENOMEM
+        }
+        _ => false,
+    };
     let remedy = if full {
         ": raise the limit of locked memory (ulimit -l, LimitMEMLOCK=) to the guest's memory and \
          as much again for each vDPA device"
@@ -272,5 +441,8 @@ mod tests {
             |errno| cannot_map((0, VfioError::IommuDmaMap(SysError::new(errno)))).to_string();
         assert!(text(libc::ENOMEM).contains("LimitMEMLOCK="));
         assert!(!text(libc::EFAULT).contains("LimitMEMLOCK="));
+        let error = IommufdError::IommuIoasMap(SysError::new(libc::ENOMEM));
+        let text = cannot_map((0, VfioError::IommufdIoctlError(error))).to_string();
+        assert!(text.contains("LimitMEMLOCK="));
     }
 }

@@ -228,6 +228,12 @@ impl VfioPciDevice {
     /// # Errors
     /// Its driver cannot move its state, or does not log what it writes.
     pub fn ensure_movable(&self) -> Result<(), Error> {
+        if self.translation.is_some() {
+            // The log has addresses of the guest's IOMMU.
+            return Err(Error::other(
+                "it is behind the guest's IOMMU: leave out iommu=on",
+            ));
+        }
         let missing = match self.abilities {
             Abilities { moves: false, .. } => "cannot move the state of a function",
             Abilities { logs: false, .. } => "does not log the pages that a function writes",

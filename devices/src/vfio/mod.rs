@@ -47,6 +47,7 @@ mod migration;
 mod model;
 mod open;
 mod region;
+mod translated;
 mod uapi;
 
 use std::io::ErrorKind;
@@ -57,11 +58,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
-pub use dma::Dma;
+pub use dma::{Dma, has_iommufd};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::vfio_anything;
 pub use migration::{FunctionView, VfioState};
 pub use open::VfioOptions;
+pub use translated::TranslatedDma;
 
 use self::config::{DeviceConfig, EXPRESS_CONTROL_FLR, GuestConfig, MsixPlaces};
 use self::host::{BARS, CONFIG, Description, Host};
@@ -86,6 +88,8 @@ pub struct HostFunction {
     description: Description,
     abilities: Abilities,
     bytes: [u8; CONFIG_SPACE_SIZE],
+    /// What it reaches behind the guest's IOMMU.
+    translation: Option<Arc<Mutex<TranslatedDma>>>,
 }
 
 impl HostFunction {
@@ -95,7 +99,9 @@ impl HostFunction {
     /// The function cannot be given to a guest; the text has the remedy.
     pub fn open(options: &VfioOptions, dma: &Arc<Dma>) -> Result<Self, Error> {
         let (host, description) = open::open(options, dma)?;
-        Self::new(&options.id, Box::new(host), description)
+        let mut function = Self::new(&options.id, Box::new(host), description)?;
+        function.translation = dma.translation()?.map(|own| Arc::new(Mutex::new(own)));
+        Ok(function)
     }
 
     fn new(id: &str, host: Box<dyn Host>, description: Description) -> Result<Self, Error> {
@@ -117,7 +123,14 @@ impl HostFunction {
             description,
             abilities,
             bytes,
+            translation: None,
         })
+    }
+
+    /// What it reaches, if it is behind the guest's IOMMU.
+    #[must_use]
+    pub fn translation(&self) -> Option<Arc<Mutex<TranslatedDma>>> {
+        self.translation.clone()
     }
 
     /// Its name in messages.
@@ -199,6 +212,7 @@ pub struct VfioPciDevice {
     host: Box<dyn Host>,
     driver: String,
     abilities: Abilities,
+    translation: Option<Arc<Mutex<TranslatedDma>>>,
     /// Sizes of the BARs, by index.
     sizes: [u64; BARS],
     msix_places: MsixPlaces,
@@ -242,6 +256,7 @@ impl VfioPciDevice {
             description,
             abilities,
             bytes,
+            translation,
         } = function;
         let device = DeviceConfig::new(&bytes)?;
         let msix_places = device.msix(&description)?;
@@ -271,6 +286,7 @@ impl VfioPciDevice {
             host,
             driver: description.driver,
             abilities,
+            translation,
             sizes: description.regions.each_ref().map(|region| region.size),
             msix_places,
             signals,
@@ -412,6 +428,9 @@ impl VfioPciDevice {
             state.touched = !reset;
             state.stopped &= !reset;
             self.failed.fetch_and(!reset, Ordering::Relaxed);
+        }
+        if let Some(translation) = &self.translation {
+            translation.lock().unblock();
         }
         state.config.space.reset();
         state.msix.reset();

@@ -20,7 +20,7 @@ use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_NORESIZE,
     VFIO_PCI_MSIX_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP, vfio_region_info,
 };
-use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioRegionInfoCap};
+use vfio_ioctls::{VfioDevice, VfioError, VfioOps, VfioRegionInfoCap};
 
 use super::dma::Dma;
 use super::host::{BARS, CONFIG, Description, Host, Region};
@@ -58,10 +58,12 @@ struct OpenDevice {
     device: ManuallyDrop<VfioDevice>,
     /// The same open device.
     file: File,
+    /// Whether it is the device's own file, bound to iommufd.
+    by_iommufd: bool,
 }
 
 impl OpenDevice {
-    fn new(device: VfioDevice) -> Result<Self, Error> {
+    fn new(device: VfioDevice, by_iommufd: bool) -> Result<Self, Error> {
         let fd = device.as_raw_fd();
         // SAFETY: needed because the crate lends no `BorrowedFd`. The device is open.
         let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
@@ -69,17 +71,22 @@ impl OpenDevice {
         Ok(Self {
             device: ManuallyDrop::new(device),
             file: file.into(),
+            by_iommufd,
         })
     }
 
-    /// Closes the device. Returns whether its group has left the container.
+    /// Closes the device. Returns whether it has left the address space.
     ///
-    /// The crate's `drop` closes the device, and then panics if sysfs does not show it any more. A
-    /// device that the host removes waits for `file` to be closed, so it is there until then. In a
-    /// process that sees no sysfs, the crate's value is leaked instead.
+    /// The crate's `drop` closes the device of a group, and then panics if sysfs does not show it
+    /// any more. A device that the host removes waits for `file` to be closed, so it is there until
+    /// then. In a process that sees no sysfs, the crate's value is leaked instead.
     fn close(self, directory: &Path) -> bool {
-        let Self { device, file } = self;
-        let shown = link_name(&directory.join("iommu_group")).is_some();
+        let Self {
+            device,
+            file,
+            by_iommufd,
+        } = self;
+        let shown = by_iommufd || link_name(&directory.join("iommu_group")).is_some();
         if shown {
             drop(ManuallyDrop::into_inner(device));
         } else {
@@ -111,9 +118,10 @@ pub(super) fn open(
     dma: &Arc<Dma>,
 ) -> Result<(HostDevice, Description), Error> {
     let (directory, address, driver) = check_function(&options.path, options.allow_pf)?;
-    let open = |container: &Arc<VfioContainer>| {
-        let device = VfioDevice::new(&directory, container.clone(), false).map_err(cannot_open)?;
-        OpenDevice::new(device)
+    let open = |space: Arc<dyn VfioOps>| {
+        // Attached to the IOAS, if the address space is one of iommufd.
+        let device = VfioDevice::new(&directory, space, true).map_err(cannot_open)?;
+        OpenDevice::new(device, dma.is_iommufd())
     };
     let device = dma.add(&directory, open, |device| {
         device.close(&directory);
@@ -217,6 +225,26 @@ fn cannot_open(source: VfioError) -> Error {
             ),
             _ => format!("cannot open /dev/vfio/{group}"),
         },
+        VfioError::OpenDeviceCdev(error)
+            if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) =>
+        {
+            "no permission to open the device's file in /dev/vfio/devices: run as root, or give \
+             this user access"
+                .to_owned()
+        }
+        VfioError::VfioDeviceBindIommufd(error)
+            if matches!(error.errno(), libc::EBUSY | libc::EINVAL) =>
+        {
+            "the device is in use, or the host uses a function of its IOMMU group: find the \
+             process with fuser -v /dev/vfio/* /dev/vfio/devices/*, and stop its VM"
+                .to_owned()
+        }
+        VfioError::VfioDeviceAttachIommufdPt(error) if error.errno() == libc::EPERM => {
+            "the host's IOMMU cannot remap interrupts: enable interrupt remapping in the firmware. \
+             (The parameter allow_unsafe_interrupts of iommufd lets a guest send any interrupt to \
+             the host.)"
+                .to_owned()
+        }
         VfioError::GroupViable => "the kernel finds that the host uses a function of the device's \
                                    IOMMU group: bind all of them to vfio-pci"
             .to_owned(),

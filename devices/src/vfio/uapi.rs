@@ -9,12 +9,16 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 
+use iommufd_bindings::iommufd::{
+    IOMMUFD_CMD_IOAS_IOVA_RANGES, iommu_ioas_iova_ranges, iommu_iova_range,
+};
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_DEVICE_FEATURE_DMA_LOGGING_START, VFIO_DEVICE_FEATURE_PROBE,
-    VFIO_DEVICE_FEATURE_SET, VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE,
-    VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
-    VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX, VFIO_TYPE,
-    vfio_device_info, vfio_iommu_type1_info, vfio_region_info,
+    VFIO_DEVICE_FEATURE_SET, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_IOMMU_INFO_CAPS,
+    VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD,
+    VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
+    VFIO_PCI_REQ_IRQ_INDEX, VFIO_TYPE, vfio_device_info, vfio_iommu_type1_dma_map,
+    vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info, vfio_region_info,
 };
 
 const DEVICE_GET_INFO: u32 = VFIO_BASE + 7;
@@ -22,7 +26,13 @@ const DEVICE_GET_REGION_INFO: u32 = VFIO_BASE + 8;
 const DEVICE_SET_IRQS: u32 = VFIO_BASE + 10;
 const DEVICE_RESET: u32 = VFIO_BASE + 11;
 const IOMMU_GET_INFO: u32 = VFIO_BASE + 12;
+const IOMMU_MAP_DMA: u32 = VFIO_BASE + 13;
+const IOMMU_UNMAP_DMA: u32 = VFIO_BASE + 14;
 const DEVICE_FEATURE: u32 = VFIO_BASE + 17;
+/// `IOMMU_IOAS_IOVA_RANGES` of `linux/iommufd.h`, whose requests have the letter of VFIO's.
+const IOAS_IOVA_RANGES: u32 = IOMMUFD_CMD_IOAS_IOVA_RANGES;
+/// The most ranges that an IOAS may have.
+const IOVA_RANGES_MAX: usize = 4096;
 
 /// Bytes of `struct vfio_irq_set` without its data: five 32-bit fields.
 const IRQ_SET_LEN: usize = 20;
@@ -44,7 +54,7 @@ unsafe fn ioctl(file: &impl AsRawFd, number: u32, argument: *mut c_void) -> io::
 }
 
 /// Returns the length of a structure for its field `argsz`.
-fn argsz<T>() -> u32 {
+pub(super) fn argsz<T>() -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or(u32::MAX)
 }
 
@@ -151,6 +161,84 @@ pub(super) fn iova_ranges(container: &impl AsRawFd) -> io::Result<Option<Vec<(u6
             continue;
         }
         return Ok(ranges_in(&bytes));
+    }
+}
+
+/// Maps memory of this process in a container. `range` is address and length, and `access` whether
+/// devices may read and write it.
+///
+/// The memory must be guest RAM, which devices may change at any time.
+pub(super) fn map_dma(
+    container: &impl AsRawFd,
+    (iova, size): (u64, u64),
+    vaddr: u64,
+    (read, write): (bool, bool),
+) -> io::Result<()> {
+    let mut flags = if read { VFIO_DMA_MAP_FLAG_READ } else { 0 };
+    flags |= if write { VFIO_DMA_MAP_FLAG_WRITE } else { 0 };
+    let mut request = vfio_iommu_type1_dma_map {
+        argsz: argsz::<vfio_iommu_type1_dma_map>(),
+        flags,
+        vaddr,
+        iova,
+        size,
+    };
+    // SAFETY: needed for the request. It reads this structure, whose length it has.
+    unsafe { ioctl(container, IOMMU_MAP_DMA, ptr::from_mut(&mut request).cast()) }?;
+    Ok(())
+}
+
+/// Removes the mappings in a range of a container, each as a whole.
+pub(super) fn unmap_dma(container: &impl AsRawFd, (iova, size): (u64, u64)) -> io::Result<()> {
+    // Without the array at its end, which these flags do not use.
+    let mut request = vfio_iommu_type1_dma_unmap {
+        argsz: argsz::<vfio_iommu_type1_dma_unmap>(),
+        flags: 0,
+        iova,
+        size,
+        ..Default::default()
+    };
+    let argument = ptr::from_mut(&mut request).cast();
+    // SAFETY: needed for the request. It reads and fills this structure, whose length it has.
+    unsafe { ioctl(container, IOMMU_UNMAP_DMA, argument) }?;
+    Ok(())
+}
+
+/// Returns the first and last address of each range that devices of an IOAS can reach.
+pub(super) fn ioas_ranges(iommufd: &impl AsRawFd, ioas: u32) -> io::Result<Vec<(u64, u64)>> {
+    let mut ranges: Vec<iommu_iova_range> = Vec::new();
+    loop {
+        let address = ranges.as_mut_ptr().expose_provenance();
+        let mut request = iommu_ioas_iova_ranges {
+            size: argsz::<iommu_ioas_iova_ranges>(),
+            ioas_id: ioas,
+            num_iovas: u32::try_from(ranges.len()).unwrap_or(u32::MAX),
+            __reserved: 0,
+            allowed_iovas: u64::try_from(address).map_err(io::Error::other)?,
+            out_iova_alignment: 0,
+        };
+        let argument = ptr::from_mut(&mut request).cast();
+        // SAFETY: needed for the request. It fills this structure, and at most `num_iovas` ranges,
+        // the length of the vector.
+        let done = unsafe { ioctl(iommufd, IOAS_IOVA_RANGES, argument) };
+        let needed = usize::try_from(request.num_iovas).unwrap_or(usize::MAX);
+        match done {
+            Ok(_) => {
+                ranges.truncate(needed);
+                return Ok(ranges
+                    .iter()
+                    .map(|range| (range.start, range.last))
+                    .collect());
+            }
+            Err(error)
+                if error.raw_os_error() == Some(libc::EMSGSIZE)
+                    && needed > ranges.len()
+                    && needed <= IOVA_RANGES_MAX =>
+            {
+                ranges.resize(needed, iommu_iova_range::default());
+            }
+            Err(error) => return Err(error),
+        }
     }
 }
 

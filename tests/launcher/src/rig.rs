@@ -174,8 +174,13 @@ impl Rig {
                 stock("virtio_net"),
                 vhost_vdpa(),
                 file("vp_vdpa.ko"),
-                // Before the stock modules that need it: these find it loaded.
+                // All of VFIO with iommufd: a stock module does not fit to them.
+                stock("irqbypass"),
+                file("iommufd.ko"),
                 file("vfio.ko"),
+                file("vfio_iommu_type1.ko"),
+                file("vfio-pci-core.ko"),
+                file("vfio-pci.ko"),
                 file("bellhop_vfio_mig.ko"),
             ],
         }

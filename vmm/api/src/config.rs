@@ -137,8 +137,9 @@ impl VmConfig {
     /// The IOMMU that the VM has: its own, or one for the devices that need it.
     #[must_use]
     pub fn iommu_needed(&self) -> Option<IommuConfig> {
-        let needed =
-            self.vdpa.iter().any(|vdpa| vdpa.iommu) || self.disks.iter().any(|disk| disk.iommu);
+        let needed = self.vdpa.iter().any(|vdpa| vdpa.iommu)
+            || self.disks.iter().any(|disk| disk.iommu)
+            || self.vfio.iter().any(|function| function.iommu);
         self.iommu.or_else(|| needed.then(IommuConfig::default))
     }
 

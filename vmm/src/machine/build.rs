@@ -21,7 +21,7 @@ use super::generation::Generation;
 use super::iommu;
 use super::migration::OutgoingState;
 use super::parts::Machine;
-use super::passthrough::Passthrough;
+use super::passthrough::{Function, Passthrough};
 use super::queue::Requests;
 use super::ring_watch;
 use super::signals::{StatisticsHandle, StopHandle};
@@ -205,9 +205,13 @@ impl Machine {
         // There is no memory hot-plug, so the end of RAM never grows.
         let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
         let mut devices = backends::open(config, &memory, ram_end)?;
+        let passthrough = Arc::new(Passthrough::new(vm.fd().clone()));
+        let open = |function| passthrough.open(function, &memory);
+        let functions = config.vfio.iter().map(open);
+        let functions: Vec<Function> = functions.collect::<Result<_, _>>()?;
         let (domains, iommu) = config
             .iommu_needed()
-            .map(|iommu| iommu::create(iommu, &memory, &mut devices))
+            .map(|iommu| iommu::create(iommu, &memory, &mut devices, &functions))
             .unzip();
         let mut device_manager = DeviceManager::new(
             pci.clone(),
@@ -226,10 +230,9 @@ impl Machine {
             let slot = slot.or_else(|| iommu::fixed_slot(&device.id));
             device_manager.attach(device, slot, &events)?;
         }
-        let passthrough = Arc::new(Passthrough::new(vm.fd().clone()));
-        for function in &config.vfio {
-            let slot = given.slots.get(&function.name()).copied();
-            device_manager.attach_vfio(passthrough.open(function, &memory)?, slot, &events)?;
+        for function in functions {
+            let slot = given.slots.get(&function.config.name()).copied();
+            device_manager.attach_vfio(function, slot, &events)?;
         }
 
         // The descriptors that the vmm thread polls.

@@ -29,7 +29,7 @@ use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, SLOTS, Slot};
 use devices::virtio::backend::Event;
 use devices::virtio::block::engine::hung_disks;
-use devices::virtio::iommu::SharedDomains;
+use devices::virtio::iommu::{Endpoint, SharedDomains};
 use devices::virtio::pci::{GuestView, VirtioPciDevice};
 
 use self::attached::Attached;
@@ -193,14 +193,11 @@ impl DeviceManager {
             }
         };
         let slot = self.add_function(&id, slot, device.clone())?;
-        let endpoint = translated.then(|| iommu::endpoint(slot));
-        if let (Some(iommu), Some(endpoint)) = (&self.iommu, endpoint)
-            && let Err(source) = iommu.lock().add(endpoint, device.clone())
-        {
-            self.pci.remove(slot);
-            let message = format!("cannot put device {id} behind the guest's IOMMU");
-            return Err(Error::unusable(message).because(source));
-        }
+        let endpoint = if translated {
+            Some(self.enter_iommu(&id, slot, device.clone())?)
+        } else {
+            None
+        };
         if let Err(error) = poll(events, number, &device.events()) {
             self.pci.remove(slot);
             self.leave_iommu(endpoint);
@@ -305,6 +302,19 @@ impl DeviceManager {
             );
             Error::new(ErrorKind::NoRoom, message)
         })
+    }
+
+    /// Puts a device on the bus behind the IOMMU, or takes it from the bus. Returns its endpoint.
+    fn enter_iommu(&self, id: &str, slot: Slot, device: Arc<dyn Endpoint>) -> Result<u32, Error> {
+        let endpoint = iommu::endpoint(slot);
+        if let Some(iommu) = &self.iommu
+            && let Err(source) = iommu.lock().add(endpoint, device)
+        {
+            self.pci.remove(slot);
+            let message = format!("cannot put device {id} behind the guest's IOMMU");
+            return Err(Error::unusable(message).because(source));
+        }
+        Ok(endpoint)
     }
 
     /// Removes an endpoint from the IOMMU.

@@ -14,13 +14,14 @@ mod refusals;
 use std::sync::Arc;
 
 use devices::pci::Slot;
-use devices::virtio::backend::SharedMemory;
+use devices::virtio::backend::{SharedMemory, Translated as _};
 use devices::virtio::iommu::{Domains, Iommu, SharedDomains};
 use parking_lot::Mutex;
 use vdpa::iova::IovaRange;
 
 pub(super) use self::refusals::RefusalWatch;
 use super::devices::Device;
+use super::passthrough::Function;
 use crate::Error;
 use crate::config::IommuConfig;
 use crate::layout::{IOMMU_SLOT, TRANSLATED_SLOTS};
@@ -36,10 +37,18 @@ pub(super) fn create(
     config: IommuConfig,
     memory: &SharedMemory,
     devices: &mut [Device],
+    functions: &[Function],
 ) -> (SharedDomains, Device) {
     let translated = devices.iter_mut();
     let reach = translated.filter_map(|device| Some(device.backend.translated()?.reach().last()));
-    let last = reach.min().unwrap_or(INPUT_LAST).min(INPUT_LAST);
+    let translated = functions.iter();
+    let of_functions =
+        translated.filter_map(|function| Some(function.host.translation()?.lock().reach().last()));
+    let last = reach
+        .chain(of_functions)
+        .min()
+        .unwrap_or(INPUT_LAST)
+        .min(INPUT_LAST);
     // Always: the first address is 0.
     let input = IovaRange::new(0, last).unwrap_or(IovaRange::ALL);
     let domains = Domains::new(memory, input, config.mappings.get(), config.boot_bypass);

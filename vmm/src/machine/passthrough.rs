@@ -1,11 +1,12 @@
 //! Opens functions of the host for the machine, on any thread.
 //!
-//! Owns KVM's device for VFIO, of which a VM has at most one. Owns the address space that all open
-//! functions share. It must not know which functions the guest has.
+//! Owns KVM's device for VFIO, of which a VM has at most one. Owns the address spaces that open
+//! functions share: one of iommufd, and one of a container. A function behind the guest's IOMMU has
+//! its own. It must not know which functions the guest has.
 
 use std::sync::{Arc, Weak};
 
-use devices::vfio::{Dma, HostFunction, VfioOptions};
+use devices::vfio::{Dma, HostFunction, VfioOptions, has_iommufd};
 use devices::virtio::backend::SharedMemory;
 use kvm_ioctls::VmFd;
 use parking_lot::Mutex;
@@ -37,7 +38,8 @@ struct Shared {
     /// Kept after the last function, since older kernels never let go of it.
     kvm: Option<Arc<VfioDeviceFd>>,
     /// Weak, so that the last function unpins guest RAM.
-    dma: Weak<Dma>,
+    container: Weak<Dma>,
+    iommufd: Weak<Dma>,
 }
 
 vdpa::opaque_debug!(Passthrough, this => vm: this.vm);
@@ -65,7 +67,13 @@ impl Passthrough {
             path: config.path.clone(),
             allow_pf: config.allow_pf,
         };
-        let dma = self.dma(memory)?;
+        let iommufd = config.iommufd && has_iommufd(&config.path);
+        let dma = if config.iommu {
+            // Its address space is its own.
+            self.new_dma(&mut self.shared.lock(), memory, iommufd, true)?
+        } else {
+            self.dma(memory, iommufd)?
+        };
         let host = HostFunction::open(&options, &dma).map_err(|source| {
             Error::unusable(format!("cannot use VFIO device {id}")).because(source)
         })?;
@@ -79,19 +87,40 @@ impl Passthrough {
         })
     }
 
-    fn dma(&self, memory: &SharedMemory) -> Result<Arc<Dma>, Error> {
+    /// Returns the address space that functions share.
+    fn dma(&self, memory: &SharedMemory, iommufd: bool) -> Result<Arc<Dma>, Error> {
         let mut shared = self.shared.lock();
-        if let Some(dma) = shared.dma.upgrade() {
+        let open = if iommufd {
+            &shared.iommufd
+        } else {
+            &shared.container
+        };
+        if let Some(dma) = open.upgrade() {
             return Ok(dma);
         }
+        let dma = self.new_dma(&mut shared, memory, iommufd, false)?;
+        let open = if iommufd {
+            &mut shared.iommufd
+        } else {
+            &mut shared.container
+        };
+        *open = Arc::downgrade(&dma);
+        Ok(dma)
+    }
+
+    fn new_dma(
+        &self,
+        shared: &mut Shared,
+        memory: &SharedMemory,
+        iommufd: bool,
+        translated: bool,
+    ) -> Result<Arc<Dma>, Error> {
         let kvm = match &shared.kvm {
             Some(kvm) => kvm.clone(),
             None => shared.kvm.insert(kvm::vfio::create(&self.vm)?).clone(),
         };
-        let dma = Dma::new(kvm, memory.clone());
+        let dma = Dma::new(kvm, memory.clone(), iommufd, translated);
         let dma = dma.map_err(|source| Error::unusable("cannot use VFIO").because(source))?;
-        let dma = Arc::new(dma);
-        shared.dma = Arc::downgrade(&dma);
-        Ok(dma)
+        Ok(Arc::new(dma))
     }
 }

@@ -443,7 +443,10 @@ impl Machines {
         let vm = entry.name();
         let mut record = self.present(entry)?;
         if let Some(there) = record.spec.function(id) {
-            let settings = |one: &VfioConfig| (one.path.clone(), one.allow_pf, one.standby.clone());
+            let settings = |one: &VfioConfig| VfioConfig {
+                id: None,
+                ..one.clone()
+            };
             if settings(there) != settings(function) {
                 return Err(other_device(vm, id));
             }

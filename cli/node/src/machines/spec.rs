@@ -108,9 +108,8 @@ impl VmSpec {
 
     /// The VM without devices. A process keeps it until its end, while devices come and go.
     pub(crate) fn fixed(&self) -> VmConfig {
-        let behind = self.nics.iter().any(NicSpec::is_behind_iommu)
-            || self.machine.disks.iter().any(|disk| disk.iommu);
-        let iommu = self.machine.iommu;
+        let behind = self.nics.iter().any(NicSpec::is_behind_iommu);
+        let iommu = self.machine.iommu_needed();
         VmConfig {
             disks: Vec::new(),
             vfio: Vec::new(),

@@ -63,7 +63,7 @@ pub(crate) struct VmArguments {
         long,
         value_name = "OPTIONS",
         help = "A PCI function of the node for the guest, by VFIO: host=0000:03:10.1[,id=NAME]\
-                [,allow_pf=on] (may be repeated)"
+                [,allow_pf=on][,standby=NIC][,iommu=on][,iommufd=off] (may be repeated)"
     )]
     vfio: Vec<VfioConfig>,
 

@@ -21,9 +21,9 @@ use super::offer::{Negotiation, Settings};
 use super::overlay::NetOverlay;
 use super::poller::Poller;
 use super::rings::Rings;
-use super::translated::Translation;
 use super::write_log::{self, WriteLog};
 use crate::Error;
+use crate::translation::Translation;
 
 /// The device, and how it is presented to the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]

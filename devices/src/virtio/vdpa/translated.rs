@@ -1,31 +1,20 @@
-//! A device behind the guest's IOMMU: it reaches what its address space has, and nothing else of
-//! the guest.
+//! A device behind the guest's IOMMU: see [`Translation`].
 //!
-//! ```text
-//!               enter (a domain)             leave
-//!   reaches  ----------------------> follows ------> reaches nothing
-//!   nothing  <----+                    |  ^
-//!                 |                    |  +-- change
-//!                 |   block, or the    |
-//!                 +--- kernel refuses -+   (blocked: the next start by the driver enters the
-//!                      to undo             domain again)
-//! ```
-//! The kernel's mappings in address space 0 and the device's own [`AddressSpace`] have the same
-//! contents. The VMM reads rings and the control queue through the latter. Both change before a
-//! call returns. The private window lies above all addresses that the guest may map, so the VMM's
-//! own rings stay mapped, whatever the guest does.
+//! The VMM reads rings and the control queue through the device's own address space. The private
+//! window lies above all addresses that the guest may map, so the VMM's own rings stay mapped,
+//! whatever the guest does.
 //!
 //! The device may run meanwhile. A driver that moves a running device to another domain takes its
 //! rings away.
 //!
-//! Owns the device's domain, and the rule that a device with unknown mappings is stopped. It must
-//! not know requests of the IOMMU's driver, nor its other devices.
+//! Owns the rule that a device with unknown mappings is stopped. It must not know requests of the
+//! IOMMU's driver, nor its other devices.
 
 use std::sync::Arc;
 
-use vdpa::iotlb::{Access, Iotlb, IotlbSink};
+use vdpa::iotlb::Iotlb;
 use vdpa::iova::{DeviceAddress, IovaRange};
-use vdpa::memory::{AddressSpace, Change, DeviceMemory, GuestMemory, GuestRegion, Mode, Piece};
+use vdpa::memory::{AddressSpace, Change, DeviceMemory};
 use vdpa::{Error as VdpaError, ErrorKind as Cause};
 
 use super::device::VdpaBackend;
@@ -33,120 +22,8 @@ use super::eventfd::signal;
 use super::rings::Rings;
 use super::write_log::mark;
 use crate::Error;
+use crate::translation::Translation;
 use crate::virtio::backend::Translated;
-
-#[cfg(test)]
-mod tests;
-
-/// The place of a device behind the IOMMU.
-#[derive(Debug)]
-pub(super) struct Translation {
-    /// What the device reaches. Its rings hold it, so it lives as long as the device.
-    own: Arc<AddressSpace>,
-    /// Its domain, or that of bypass; `None`: it reaches nothing.
-    domain: Option<Arc<AddressSpace>>,
-    /// Its mappings are gone, although its domain may have some.
-    blocked: bool,
-    /// The host has removed the device, which maps nothing any more.
-    pub(super) closed: bool,
-    /// Guest RAM.
-    ram: Vec<Arc<GuestRegion>>,
-}
-
-impl Translation {
-    /// Creates the place of a device without mappings, which reads rings through `own`.
-    pub(super) fn new(own: Arc<AddressSpace>, memory: &GuestMemory) -> Self {
-        Self {
-            own,
-            domain: None,
-            blocked: false,
-            closed: false,
-            ram: GuestRegion::all(memory),
-        }
-    }
-
-    fn enter<S: IotlbSink>(
-        &mut self,
-        iotlb: &mut Iotlb<S>,
-        domain: &Arc<AddressSpace>,
-    ) -> Result<(), VdpaError> {
-        self.own.check_reach(domain)?;
-        if !self.blocked {
-            self.follow(iotlb, domain)?;
-        }
-        self.domain = Some(Arc::clone(domain));
-        Ok(())
-    }
-
-    /// Gives a blocked device its domain again.
-    fn unblock<S: IotlbSink>(&mut self, iotlb: &mut Iotlb<S>) -> Result<(), VdpaError> {
-        if let Some(domain) = self.domain.clone().filter(|_| self.blocked) {
-            self.follow(iotlb, &domain)?;
-        }
-        self.blocked = false;
-        Ok(())
-    }
-
-    fn change<S: IotlbSink>(
-        &mut self,
-        iotlb: &mut Iotlb<S>,
-        changes: &[Change],
-    ) -> Result<(), VdpaError> {
-        if self.blocked {
-            return Ok(());
-        }
-        self.apply(iotlb, changes)?;
-        self.own.change(|own| own.apply(changes))
-    }
-
-    /// Changes the kernel's mappings.
-    fn apply<S: IotlbSink>(
-        &self,
-        iotlb: &mut Iotlb<S>,
-        changes: &[Change],
-    ) -> Result<(), VdpaError> {
-        if self.closed {
-            return Ok(());
-        }
-        iotlb.apply(0, changes, &self.ram)
-    }
-
-    /// Removes all mappings of the guest.
-    fn clear<S: IotlbSink>(&self, iotlb: &mut Iotlb<S>) -> Result<(), VdpaError> {
-        let range = self.own.range();
-        let unmapped = self.apply(iotlb, &[Change::Unmap { range }]);
-        self.own.change(|own| own.set_mode(Mode::Blocked));
-        unmapped
-    }
-
-    /// Makes kernel and own space the same as `domain`.
-    fn follow<S: IotlbSink>(
-        &self,
-        iotlb: &mut Iotlb<S>,
-        domain: &AddressSpace,
-    ) -> Result<(), VdpaError> {
-        let domain = domain.read();
-        let stays = self.own.read().mode() == Mode::Identity && domain.mode() == Mode::Identity;
-        // RAM stays pinned when the guest's kernel passes the device through.
-        if !stays {
-            let range = self.own.range();
-            let mut changes = vec![Change::Unmap { range }];
-            if domain.mode() == Mode::Identity {
-                changes.extend(self.ram.iter().filter_map(|region| {
-                    let range = region.range()?;
-                    let (gpa, access) = (range.first(), Access::ReadWrite);
-                    let piece = Piece { gpa, access };
-                    Some(Change::Map { range, piece })
-                }));
-            }
-            let mapped = domain.mappings().iter();
-            changes.extend(mapped.map(|(range, &piece)| Change::Map { range, piece }));
-            self.apply(iotlb, &changes)?;
-        }
-        self.own.change(|own| own.copy_from(&domain));
-        Ok(())
-    }
-}
 
 /// The error for a device that is not behind the IOMMU.
 fn not_behind() -> Error {
@@ -203,7 +80,7 @@ impl VdpaBackend {
 impl Translated for VdpaBackend {
     fn reach(&self) -> IovaRange {
         let translation = self.translation.as_ref();
-        translation.map_or(IovaRange::ALL, |translation| translation.own.range())
+        translation.map_or(IovaRange::ALL, Translation::reach)
     }
 
     fn space(&self) -> Option<Arc<AddressSpace>> {

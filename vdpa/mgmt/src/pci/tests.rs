@@ -243,7 +243,7 @@ fn only_a_function_that_a_guest_can_have_passes() {
     let function = pci.function(address(VF)).unwrap();
     pci.check_vfio(&function, false).unwrap();
     assert_eq!(
-        pci.files_for_vfio(&function),
+        pci.files_for_vfio(&function).unwrap(),
         [pci.vfio.join("7"), pci.vfio.join("vfio")]
     );
 

@@ -70,7 +70,7 @@ impl Pci {
 
     /// The files through which programs use the function: its group's, and the function's own on
     /// newer kernels.
-    fn vfio_files(&self, function: &Function) -> Result<Vec<PathBuf>, Error> {
+    pub(super) fn vfio_files(&self, function: &Function) -> Result<Vec<PathBuf>, Error> {
         let directory = self.directory(function.address).join("vfio-dev");
         let own = names(&directory)?;
         let group = function.iommu_group;

@@ -160,15 +160,20 @@ impl Pci {
         Ok(None)
     }
 
-    /// The files through which a program uses a function: VFIO's own, and that of the function's
-    /// IOMMU group.
-    #[must_use]
-    pub fn files_for_vfio(&self, function: &Function) -> Vec<PathBuf> {
-        let group = function.iommu_group.map(|group| group.to_string());
-        let names = group.into_iter().chain([VFIO_CONTAINER.to_owned()]);
-        names.map(|name| self.vfio.join(name)).collect()
+    /// The files through which a program uses a function: those of the function and its IOMMU
+    /// group, VFIO's own, and that of iommufd.
+    ///
+    /// # Errors
+    /// `Failed`.
+    pub fn files_for_vfio(&self, function: &Function) -> Result<Vec<PathBuf>, Error> {
+        let mut files = self.vfio_files(function)?;
+        files.push(self.vfio.join(VFIO_CONTAINER));
+        files.extend(Some(self.vfio.with_file_name(IOMMUFD)).filter(|file| file.exists()));
+        Ok(files)
     }
 }
 
 /// The file of IOMMU mappings, beside those of groups.
 const VFIO_CONTAINER: &str = "vfio";
+/// The file of iommufd, beside the directory of VFIO.
+const IOMMUFD: &str = "iommu";

@@ -57,8 +57,8 @@ pub(super) struct Assembly<'a> {
     pci: Pci,
     ports: Ports,
     processes: Processes,
-    /// The device numbers of the files of IOMMU groups, by group.
-    groups: HashMap<u32, u64>,
+    /// VFIO's files, by IOMMU group.
+    groups: HashMap<u32, Vec<VfioFile>>,
     auxiliaries: Vec<Auxiliary>,
     managed: HashMap<MgmtDeviceName, Vec<Device>>,
     unmanaged: HashMap<Place, Vec<Device>>,
@@ -71,9 +71,8 @@ impl<'a> Assembly<'a> {
         let pci = Pci::at(&sysfs);
         let found = devices(&Bus::at(&sysfs), &sysfs, management)?;
         let groups = groups(&sysfs)?;
-        let names_of_groups = groups
-            .iter()
-            .map(|(group, number)| (*number, group.to_string()));
+        let files = groups.values().flatten();
+        let vfio_files = files.map(|file| (file.number, file.name.clone()));
         let wanted: Wanted = found
             .iter()
             .filter_map(|one| {
@@ -83,7 +82,7 @@ impl<'a> Assembly<'a> {
                     path.file_name()?.to_string_lossy().into_owned(),
                 ))
             })
-            .chain(names_of_groups)
+            .chain(vfio_files)
             .collect();
         let processes = Processes::look(&root.join("proc"), &wanted);
         let obstacle = interrupts::obstacle(root);
@@ -260,11 +259,14 @@ impl<'a> Assembly<'a> {
         let name = MgmtDeviceName::on("pci", &address.to_string());
         let group = function.iommu_group.filter(|_| function.has_vfio_driver());
         let vfio = group.map(|group| {
-            let number = self.groups.get(&group);
-            let openers = number.map_or(&[][..], |number| self.processes.openers(*number));
+            let files = self.groups.get(&group).into_iter().flatten();
+            let openers = files.flat_map(|file| self.processes.openers(file.number));
+            let mut holders: Vec<_> = openers.map(|one| one.holder.clone()).collect();
+            holders.sort_by_key(|holder| holder.pid);
+            holders.dedup();
             VfioGroup {
                 path: Path::new("/dev/vfio").join(group.to_string()),
-                holders: openers.iter().map(|one| one.holder.clone()).collect(),
+                holders,
             }
         });
         PciFunction {
@@ -388,16 +390,30 @@ fn devices(bus: &Bus, sysfs: &Path, management: &Management) -> Result<Vec<Found
     Ok(found)
 }
 
-/// The device numbers of VFIO's files of IOMMU groups, by group.
-fn groups(sysfs: &Path) -> Result<HashMap<u32, u64>, Error> {
-    let directory = sysfs.join("class/vfio");
-    let mut groups = HashMap::new();
-    for name in names(&directory)? {
-        // The group vanished meanwhile, or is no number: without an IOMMU.
-        let number = attribute(&directory.join(&name).join("dev")).ok().flatten();
-        if let (Ok(group), Some(number)) = (name.parse(), number.as_deref().and_then(device_number))
-        {
-            groups.insert(group, number);
+/// A file through which programs use functions: of an IOMMU group, or of one function.
+struct VfioFile {
+    number: u64,
+    name: String,
+}
+
+/// VFIO's files, by IOMMU group.
+fn groups(sysfs: &Path) -> Result<HashMap<u32, Vec<VfioFile>>, Error> {
+    let mut groups: HashMap<u32, Vec<VfioFile>> = HashMap::new();
+    for class in ["class/vfio", "class/vfio-dev"] {
+        let directory = sysfs.join(class);
+        for name in names(&directory)? {
+            let file = directory.join(&name);
+            // A function's own file has the group of the function.
+            let of_function = link_name(&file.join("device/iommu_group")).ok().flatten();
+            // The file vanished meanwhile, or has no group: without an IOMMU.
+            let number = attribute(&file.join("dev")).ok().flatten();
+            let group = of_function.as_ref().unwrap_or(&name).parse();
+            if let (Ok(group), Some(number)) = (group, number.as_deref().and_then(device_number)) {
+                groups
+                    .entry(group)
+                    .or_default()
+                    .push(VfioFile { number, name });
+            }
         }
     }
     Ok(groups)

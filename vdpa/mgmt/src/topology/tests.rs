@@ -470,6 +470,13 @@ fn a_function_by_vfio_has_its_file_and_its_holder() {
     let run = holder.bellhop.as_ref().unwrap();
     assert_eq!((holder.pid, run.api_socket.as_deref()), (42, Some(socket)));
     assert_eq!(tree.physical_functions[0].function.vfio, None);
+    // By iommufd the process has the function's own file open.
+    fs::remove_dir_all(machine.0.join("sys/class/vfio/7")).unwrap();
+    machine.put("sys/class/vfio-dev/vfio3/dev", "1:3\n");
+    machine.link("../groups/7", "sys/class/vfio-dev/vfio3/device/iommu_group");
+    let tree = machine.of(&management);
+    let function = &tree.physical_functions[0].virtual_functions[0].function;
+    assert_eq!(function.vfio.as_ref().unwrap().holders.len(), 1);
 
     // A function that is no NIC with SR-IOV is in the tree, too.
     let machine = Machine::new("vfio-alone");

@@ -24,6 +24,10 @@ pub struct VfioConfig {
     pub id: Option<String>,
     /// Whether it may be a function that is not virtual.
     pub allow_pf: bool,
+    /// Whether it is opened through iommufd on a host that has it.
+    pub iommufd: bool,
+    /// Whether the guest's IOMMU decides which memory it reaches.
+    pub iommu: bool,
     /// The NIC that the guest uses while it does not have the function, by its name.
     pub standby: Option<String>,
 }
@@ -74,10 +78,27 @@ struct VfioFields {
     /// the virtual functions of other guests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     allow_pf: bool,
+    /// Whether the function is opened through iommufd (`/dev/iommu`) if the host has it; otherwise
+    /// through a container of VFIO. Functions of both kinds pin the guest's memory twice.
+    #[serde(default = "on", skip_serializing_if = "is_on")]
+    #[schema(default = true)]
+    iommufd: bool,
+    /// Whether the guest's IOMMU decides which memory it reaches. Such a function cannot move with
+    /// its state.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    iommu: bool,
     /// A vDPA NIC of the VM, by its `id`, that has `standby=on` and the function's MAC address. A
     /// migration has the guest eject the function first, and the NIC carries its traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     standby: Option<String>,
+}
+
+fn on() -> bool {
+    true
+}
+
+fn is_on(value: &bool) -> bool {
+    *value
 }
 
 /// Why fields do not describe a function.
@@ -124,6 +145,8 @@ impl TryFrom<VfioFields> for VfioConfig {
             path,
             id: fields.id,
             allow_pf: fields.allow_pf,
+            iommufd: fields.iommufd,
+            iommu: fields.iommu,
             standby: fields.standby,
         })
     }
@@ -137,6 +160,8 @@ impl From<VfioConfig> for VfioFields {
             host,
             id: config.id,
             allow_pf: config.allow_pf,
+            iommufd: config.iommufd,
+            iommu: config.iommu,
             standby: config.standby,
         }
     }
@@ -176,6 +201,11 @@ mod tests {
         let json = serde_json::to_value(by_path).unwrap();
         let expected = serde_json::json!({"path": "/sys/a", "id": "net0", "allow_pf": true});
         assert_eq!(json, expected);
+        let container = read("host=0000:03:10.1,iommufd=off,iommu=on").unwrap();
+        assert!(!container.iommufd && container.iommu);
+        let json = serde_json::to_value(container).unwrap();
+        let expected = serde_json::json!({"host": "0000:03:10.1", "iommufd": false, "iommu": true});
+        assert_eq!(json, expected);
         for (text, word) in [
             ("id=a", "`host`"),
             ("host=0000:03:10.1,path=/a", "both"),
@@ -186,7 +216,7 @@ mod tests {
             ("host=0000.03:10:1", "lspci -D"),
             ("host=0000:03:10.1.1", "lspci -D"),
             ("host=0000:03:1F.0", "lspci -D"),
-            ("host=0000:03:10.1,iommufd=on", "iommufd"),
+            ("host=0000:03:10.1,pci_segment=1", "pci_segment"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");

@@ -96,7 +96,8 @@ impl DeviceManager {
         self.ensure_unused(&id)?;
         self.ensure_standby(&config)?;
         let number = self.free_number()?;
-        let slot = self.choose_slot(&id, false, slot)?;
+        let translation = host.translation();
+        let slot = self.choose_slot(&id, translation.is_some(), slot)?;
         let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
         let device = VfioPciDevice::new(host, &self.msi, doorbells)
             .map(Arc::new)
@@ -104,8 +105,13 @@ impl DeviceManager {
                 Error::unusable(format!("cannot use VFIO device {id}")).because(source)
             })?;
         let slot = self.add_function(&id, slot, device.clone())?;
+        let endpoint = match translation {
+            Some(translation) => Some(self.enter_iommu(&id, slot, translation)?),
+            None => None,
+        };
         if let Err(error) = poll(events, number, &device.events()) {
             self.pci.remove(slot);
+            self.leave_iommu(endpoint);
             return Err(Error::failed("epoll_ctl")(error));
         }
         tracing::debug!(%id, %slot, "device attached");
@@ -115,7 +121,7 @@ impl DeviceManager {
             id,
             slot,
             device: Attached::Vfio(device),
-            endpoint: None,
+            endpoint,
             watch: None,
             wanted_back: None,
             failed: false,

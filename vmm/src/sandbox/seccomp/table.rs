@@ -122,6 +122,11 @@ const fn vfio(number: c_ulong) -> c_ulong {
     0x3b00 + 100 + number
 }
 
+/// A request of iommufd (`linux/iommufd.h`), with the same letter.
+const fn iommufd(number: c_ulong) -> c_ulong {
+    0x3b00 + number
+}
+
 /// How glibc creates a thread.
 const NEW_THREAD: u32 = bits(
     CLONE_VM
@@ -229,6 +234,9 @@ const DEVICES: Calls = calls! {
 /// A function by VFIO under a guest's driver.
 const FUNCTIONS: Calls = calls! {
     SYS_ioctl [ioctl_of(&[|| vfio(10), || vfio(11)])] => "its vectors; its reset";
+    SYS_ioctl [ioctl_of(&[
+        || vfio(13), || vfio(14), || iommufd(0x85), || iommufd(0x86),
+    ])] => "guest memory for one behind the guest's IOMMU";
     SYS_pread64 => "a part of a BAR that is not mapped";
     SYS_pwrite64 => "such a part; memory and DMA of the function, on or off";
 };
@@ -237,9 +245,12 @@ const FUNCTIONS: Calls = calls! {
 const OPENS_FUNCTIONS: Calls = calls! {
     SYS_ioctl [ioctl_of(&[
         || vfio(0), || vfio(1), || vfio(2), || vfio(3), || vfio(4), || vfio(5), || vfio(6),
-        || vfio(7), || vfio(8), || vfio(9), || vfio(12), || vfio(13), || vfio(14),
-        || vfio(17),
-    ])] => "containers, groups, the properties of a function, guest RAM for it, its migration";
+        || vfio(7), || vfio(8), || vfio(9), || vfio(12), || vfio(17), || vfio(18), || vfio(19),
+        || vfio(20),
+    ])] => "containers, groups, files of functions, their properties, their migration";
+    SYS_ioctl [ioctl_of(&[
+        || iommufd(0x80), || iommufd(0x81), || iommufd(0x84),
+    ])] => "address spaces of iommufd: made and destroyed, their ranges";
     SYS_ioctl [ioctl_of(&[KVM_CREATE_DEVICE, KVM_SET_DEVICE_ATTR])] =>
         "KVM's device for VFIO, and the groups in it";
 };

@@ -164,7 +164,7 @@ fn a_thread_may_not_do_the_work_of_another() {
             ("KVM_CREATE_VM", libc::SYS_ioctl, [CLOSED, create, 0]),
         );
         // Only the vmm thread and workers of the API open functions by VFIO.
-        for request in [kvm::KVM_CREATE_DEVICE(), 0x3b6a, 0x3b71] {
+        for request in [kvm::KVM_CREATE_DEVICE(), 0x3b6a, 0x3b76, 0x3b81] {
             assert_denied(thread, ("VFIO", libc::SYS_ioctl, [CLOSED, request, 0]));
         }
     }

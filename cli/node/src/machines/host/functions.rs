@@ -69,7 +69,7 @@ pub(super) fn release(vm: &VmName, former: &FormerDriver) -> Result<(), Error> {
 pub(super) fn files(functions: &[VfioConfig]) -> Result<Files, Error> {
     let mut files = Files::new();
     for address in addresses(functions) {
-        let paths = Pci::default().files_for_vfio(&function(address)?);
+        let paths = Pci::default().files_for_vfio(&function(address)?)?;
         files.extend(paths.into_iter().map(|path| (path, Access::Write)));
     }
     Ok(files)
@@ -82,8 +82,8 @@ fn split(status: &VmStatus, id: &str) -> [BTreeSet<PathBuf>; 2] {
         let paths = functions.map(|one| Path::new(&one.path));
         let addresses = paths.filter_map(|path| path.file_name()?.to_str()?.parse().ok());
         let functions = addresses.filter_map(|address| Pci::default().function(address).ok());
-        let files = functions.flat_map(|function| Pci::default().files_for_vfio(&function));
-        files.collect()
+        let files = functions.filter_map(|one| Pci::default().files_for_vfio(&one).ok());
+        files.flatten().collect()
     };
     [files(true), files(false)]
 }

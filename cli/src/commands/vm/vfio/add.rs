@@ -19,6 +19,8 @@ OPTIONS are those of `bellhop vm create --vfio`:
   standby=NIC   the vDPA NIC, with standby=on and the same MAC address, that the guest uses while it
                 does not have the function
   allow_pf=on   also a function that is not virtual: the guest controls the whole device
+  iommu=on      the guest's IOMMU decides which memory the function reaches
+  iommufd=off   open the function in a container of VFIO, although the host has iommufd
 A VM with a function cannot be saved. It migrates if a NIC stands by for the function, or if the
 function's driver moves its state. The command prints the id.
 

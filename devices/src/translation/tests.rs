@@ -6,6 +6,7 @@ use std::io;
 use std::rc::Rc;
 
 use proptest::prelude::*;
+use vdpa::ErrorKind;
 use vdpa::iotlb::{IotlbLimits, IotlbMessage, Mapping};
 use vdpa::iova::PAGE_SIZE;
 use vdpa::memory::SharedBuffer;
@@ -101,7 +102,7 @@ impl Rig {
         }
     }
 
-    fn enter(&mut self, domain: &Arc<AddressSpace>) -> Result<(), VdpaError> {
+    fn enter(&mut self, domain: &Arc<AddressSpace>) -> Result<(), Error> {
         self.translation.enter(&mut self.iotlb, domain)
     }
 
@@ -195,7 +196,7 @@ fn a_space_beyond_the_reach_of_the_device_is_refused() {
         rig.enter(&domain(2)).unwrap();
         let messages = rig.kernel.borrow().messages;
         let error = rig.enter(&space_to(WINDOW, mode)).unwrap_err();
-        assert_ne!(error.kind(), Cause::NotRolledBack);
+        assert_ne!(error.kind(), ErrorKind::NotRolledBack);
         assert!(error.to_string().contains("0xffffffffff"), "{error}");
         assert_eq!(rig.kernel.borrow().messages, messages);
         rig.check();
@@ -223,7 +224,7 @@ fn a_refused_space_leaves_the_device_where_it_was_at_each_position() {
                     break;
                 }
                 let error = entered.unwrap_err();
-                assert_ne!(error.kind(), Cause::NotRolledBack);
+                assert_ne!(error.kind(), ErrorKind::NotRolledBack);
                 assert!(Arc::ptr_eq(rig.translation.domain.as_ref().unwrap(), &from));
                 rig.check();
             }
@@ -241,7 +242,7 @@ fn unknown_mappings_are_reported_and_a_blocked_device_follows_its_next_start() {
         kernel.stays = true;
     }
     let error = rig.enter(&domain(5)).unwrap_err();
-    assert_eq!(error.kind(), Cause::NotRolledBack);
+    assert_eq!(error.kind(), ErrorKind::NotRolledBack);
     {
         let mut kernel = rig.kernel.borrow_mut();
         (kernel.refuse_after, kernel.stays) = (None, false);
