@@ -95,8 +95,8 @@ impl DeviceQueue {
         each!(self, queue => queue.push_used(id, written))
     }
 
-    /// Returns several chains at once, in the order in which they were popped: the guest sees all or
-    /// none, as the buffers of one frame need. As [`DeviceQueue::push_used`] otherwise.
+    /// Returns several chains, in the order in which they were popped. The guest sees all or none,
+    /// as the buffers of one frame need. As [`DeviceQueue::push_used`] otherwise.
     ///
     /// # Errors
     /// As [`DeviceQueue::push_used`].

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::ioctl::ioctl_with_mut_ref;
 
@@ -191,6 +192,29 @@ impl Device {
             ))),
             Err(error) if is_nothing(&error) => Ok(None),
             Err(error) => Err(cannot("read a VDUSE message")(error)),
+        }
+    }
+
+    /// Answers each message with success until `stop` is readable, without serving a queue.
+    ///
+    /// # Errors
+    /// As [`Device::message`].
+    pub fn idle(&self, stop: BorrowedFd<'_>) -> Result<(), Error> {
+        loop {
+            let mut ready = [
+                PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(stop, PollFlags::IN),
+            ];
+            match poll(&mut ready, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(Error::context("cannot wait for messages")(error)),
+            }
+            let [messages, end] = ready.each_ref().map(|fd| !fd.revents().is_empty());
+            if messages && let Some(message) = self.message()? {
+                self.answer(&message, true, None)?;
+            } else if end {
+                return Ok(());
+            }
         }
     }
 

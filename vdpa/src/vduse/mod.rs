@@ -5,7 +5,7 @@
 //!   Control --create--> /dev/vduse/NAME --open--> Device --messages, mappings, queues--> nic::Nic
 //!                              |                                                            |
 //!              `vdpa dev add`  v                                                            v
-//!                      vDPA device (vhost_vdpa)                                  rings by crate::ring
+//!                      vDPA device (vhost_vdpa)                               rings of crate::ring
 //! ```
 //! The kernel waits for the answer to each message, also while the vDPA device is added and
 //! deleted. So another thread than the one that serves the device does that. This module does not

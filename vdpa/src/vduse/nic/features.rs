@@ -48,8 +48,8 @@ pub struct Configuration {
     pub mac: MacAddress,
     /// Largest packet in bytes, without the Ethernet header.
     pub mtu: u16,
-    /// Features not to offer, for tests.
-    pub withheld: u64,
+    /// Whether packed rings are not offered.
+    pub is_split: bool,
 }
 
 impl Configuration {
@@ -72,7 +72,11 @@ impl Configuration {
     }
 
     pub(super) fn features(&self) -> u64 {
-        OFFERED & !self.withheld | REQUIRED
+        if self.is_split {
+            OFFERED & !(1 << VIRTIO_F_RING_PACKED)
+        } else {
+            OFFERED
+        }
     }
 }
 

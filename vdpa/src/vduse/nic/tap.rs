@@ -98,8 +98,8 @@ impl Tap {
         }
     }
 
-    /// Prepares the tap for a driver with these features, and drops the frames that wait: they may
-    /// be of a kind that the driver does not take.
+    /// Prepares the tap for a driver with these features. Drops the frames that wait, which may be
+    /// of a kind that the driver does not take.
     pub(super) fn start(&self, features: u64, buffer: &mut [u8]) -> Result<(), Error> {
         if !self.has_offloads {
             return Ok(());
