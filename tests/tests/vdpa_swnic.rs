@@ -5,11 +5,15 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+#[allow(dead_code, reason = "other tests use more of it")]
+mod live;
+
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::require_lab;
 use lab::traffic::{Frames, exchange_between};
@@ -188,6 +192,39 @@ fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
     assert!(status.success() && text.is_empty(), "{text}");
     assert_eq!(remains("lab-sw1"), Vec::<PathBuf>::new());
     assert!(!Path::new("/sys/class/net/lab-swbr/brif/lab-sw1").exists());
+}
+
+#[test]
+fn a_guest_moves_between_nics_without_hardware() {
+    let bridge = Bridge::add("lab-swbr");
+    let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
+    let words = |mac| ["--bridge", bridge.0, "--mac", mac, "--split"];
+    let nics = ["lab-sw0", "lab-sw1"].map(|name| Swnic::start(name, &words(macs[0])));
+    let other = Swnic::start("lab-sw2", &words(macs[1]));
+    let socket = std::env::temp_dir().join("lab-swnic.socket");
+    let arguments = BellhopArguments::small().unwrap().memory("128M");
+    let nic = format!("path={},id=nic", nics[0].path().display());
+    let arguments = arguments.argument("--vdpa", &nic);
+    let arguments = arguments.argument("--api-socket", socket.to_str().unwrap());
+    let mut guest = Guest::start(&arguments).unwrap();
+    let mut peer = start(&other, 1);
+    let client = Client::new(&socket);
+    for nic in [&nics[1], &nics[0], &nics[1]] {
+        live::swap_nic(&client, &nic.path());
+        let frames = Frames {
+            count: 200,
+            size: 300,
+            window: 8,
+        };
+        exchange_between(&mut guest, &mut peer, macs[1], frames).unwrap();
+    }
+    for guest in [guest, peer] {
+        assert_eq!(guest.power_off().unwrap().code(), Some(0));
+    }
+    for nic in nics.into_iter().chain([other]) {
+        nic.signal(Signal::TERM);
+        assert!(nic.end().0.success());
+    }
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub(super) struct Receive {
     used: Vec<(u16, u32)>,
     /// Whether one frame may have several chains (MRG_RXBUF).
     mergeable: bool,
-    /// Entries of the ring, which never has more chains.
+    /// Entries of the ring.
     size: usize,
     /// Whether the driver may be asked for kicks.
     is_armed: bool,
@@ -131,7 +131,8 @@ impl Receive {
 
     /// Takes chains until the waiting frame fits in.
     fn gather(&mut self, ring: &mut DeviceQueue) -> Result<Gathered, Error> {
-        let mut room = 0;
+        // Of the chains so far, which are all that are held when another one is taken.
+        let (mut room, mut pieces) = (0, 0);
         for chains in 1.. {
             if chains > self.count {
                 if self.held.len() < chains {
@@ -142,8 +143,9 @@ impl Receive {
                 };
                 let mut popped = ring.pop_into(&mut held.pieces)?;
                 if popped.is_none() {
-                    if self.count == self.size {
-                        // All of the driver's buffers together are too small.
+                    if pieces >= self.size {
+                        // All of the driver's buffers together are too small. Pieces of indirect
+                        // tables count, too: at worst a frame is dropped early.
                         return Ok(Gathered::Never);
                     }
                     self.is_armed = true;
@@ -163,8 +165,10 @@ impl Receive {
                 held.room = lengths.fold(0, usize::saturating_add);
                 self.count = chains;
             }
-            let held = self.held.get(chains - 1);
-            room += held.map_or(0, |held| held.room);
+            if let Some(held) = self.held.get(chains - 1) {
+                room += held.room;
+                pieces += held.pieces.len();
+            }
             if room >= self.waiting {
                 return Ok(Gathered::Enough(chains));
             }

@@ -171,9 +171,11 @@ fn a_frame_that_never_fits_is_dropped_and_the_next_one_arrives() {
         let mut rig = rig(packed);
         let mut receive = Receive::new();
         receive.restart(mergeable, SIZE);
-        for page in 0..u64::from(SIZE) {
-            let piece = rig.piece(page, 200, Direction::DeviceWrites);
-            rig.driver.add(&[piece]).unwrap();
+        // Chains of two pieces, which fill the ring.
+        for page in (0..u64::from(SIZE)).step_by(2) {
+            let pieces = [page, page + 1];
+            let pieces = pieces.map(|page| rig.piece(page, 100, Direction::DeviceWrites));
+            rig.driver.add(&pieces).unwrap();
         }
         for len in [1800, 5, 12, 150] {
             rig.peer.send(&frame(len)).unwrap();
