@@ -134,6 +134,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "writes a file; cli/diagnostics/src/report/tests.rs",
     ),
     ("remote", "of the user's file; cli/src/commands/remote.rs"),
+    ("swnic", "needs the kernel; tests/tests/vdpa_swnic.rs"),
     ("token", "of the node's file; cli/src/commands/token.rs"),
     (
         "topology",

@@ -106,6 +106,7 @@ pub mod ring;
 mod steps;
 mod text_form;
 pub mod uapi;
+pub mod vduse;
 pub mod window;
 
 pub use error::{Error, ErrorKind};

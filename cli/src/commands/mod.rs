@@ -23,6 +23,7 @@ mod run;
 mod serve;
 mod snapshot;
 mod state_versions;
+mod swnic;
 mod token;
 mod top;
 mod topology;
@@ -57,6 +58,7 @@ pub(crate) enum Command {
     Port(port::Arguments),
     Vf(vf::Arguments),
     Bind(bind::Arguments),
+    Swnic(swnic::Arguments),
     Nic(nic::Arguments),
     Node(node::Arguments),
     Remote(remote::Arguments),
@@ -123,6 +125,7 @@ impl Command {
             }
             Self::Vf(arguments) => vf::execute(&arguments, format).map_err(Error::blame_arguments),
             Self::Bind(arguments) => bind::execute(&arguments, format),
+            Self::Swnic(arguments) => swnic::execute(&arguments, format),
             Self::Nic(arguments) => nic::execute(&arguments, format),
             Self::Node(arguments) => node::execute(&arguments, format),
             Self::Remote(arguments) => remote::execute(&arguments, format),

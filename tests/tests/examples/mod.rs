@@ -44,6 +44,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/production-host.md",
     "docs/SUMMARY.md",
     "docs/sandbox.md",
+    "docs/software-nic.md",
     "docs/threat-model.md",
     "docs/troubleshooting.md",
     "docs/versions.md",

@@ -71,7 +71,7 @@ impl Handle {
         check(unsafe { ioctl_with_ref(file, request.number(), value) })
     }
 
-    fn exchange<T>(&self, request: ReadWrite<T>, mut value: T) -> io::Result<T> {
+    pub(crate) fn exchange<T>(&self, request: ReadWrite<T>, mut value: T) -> io::Result<T> {
         let file = self.file()?;
         // SAFETY: as for `read`; the kernel reads the same `T` before.
         check(unsafe { ioctl_with_mut_ref(file, request.number(), &mut value) })?;

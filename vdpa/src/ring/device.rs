@@ -8,7 +8,7 @@
 //! here: the caller must stop serving the queue.
 
 use super::guest_ring::GuestRing;
-use super::{Chain, RingFeatures, packed, split};
+use super::{Chain, Piece, RingFeatures, packed, split};
 use crate::Error;
 use crate::device::VringBase;
 
@@ -75,6 +75,15 @@ impl DeviceQueue {
         each!(self, queue => queue.pop())
     }
 
+    /// As [`DeviceQueue::pop`], with the pieces in a vector of the caller, for one allocation per
+    /// queue. Returns the chain's [`Chain::id`].
+    ///
+    /// # Errors
+    /// As [`DeviceQueue::pop`]; the pieces are undefined then.
+    pub fn pop_into(&mut self, pieces: &mut Vec<Piece>) -> Result<Option<u16>, Error> {
+        each!(self, queue => queue.pop_into(pieces))
+    }
+
     /// Returns a chain; `written` is the number of bytes written to it. The caller has completed
     /// every write to its buffers before. A packed ring shows it to the guest at once, a split one
     /// with [`DeviceQueue::publish`].
@@ -84,6 +93,20 @@ impl DeviceQueue {
     /// memory cannot be accessed.
     pub fn push_used(&mut self, id: u16, written: u32) -> Result<(), Error> {
         each!(self, queue => queue.push_used(id, written))
+    }
+
+    /// Returns several chains, in the order in which they were popped. The guest sees all or none,
+    /// as the buffers of one frame need. As [`DeviceQueue::push_used`] otherwise.
+    ///
+    /// # Errors
+    /// As [`DeviceQueue::push_used`].
+    pub fn push_used_together(&mut self, chains: &[(u16, u32)]) -> Result<(), Error> {
+        match self {
+            Self::Split(queue) => chains
+                .iter()
+                .try_for_each(|&(id, written)| queue.push_used(id, written)),
+            Self::Packed(queue) => queue.push_used_together(chains),
+        }
     }
 
     /// Shows the returned chains to the guest. `true`: it wants an interrupt for those since the

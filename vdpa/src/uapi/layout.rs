@@ -9,6 +9,12 @@
 use std::fmt::Write as _;
 use std::mem::offset_of;
 
+use super::vduse::{
+    VDUSE_ACCESS_RO, VDUSE_ACCESS_RW, VDUSE_ACCESS_WO, VDUSE_API_VERSION, VDUSE_NAME_MAX,
+    VDUSE_REQ_RESULT_FAILED, VDUSE_REQ_RESULT_OK, vduse_dev_config, vduse_dev_request,
+    vduse_dev_response, vduse_iotlb_entry, vduse_vq_config, vduse_vq_eventfd, vduse_vq_info,
+    vduse_vq_state_packed,
+};
 use super::{
     BackendFeatures, VHOST_ACCESS_RO, VHOST_ACCESS_RW, VHOST_ACCESS_WO, VHOST_FILE_UNBIND,
     VHOST_IOTLB_BATCH_BEGIN, VHOST_IOTLB_BATCH_END, VHOST_IOTLB_INVALIDATE, VHOST_IOTLB_MSG_V2,
@@ -59,6 +65,16 @@ pub fn table() -> Vec<Entry> {
             "VHOST_FILE_UNBIND",
             i64::from(VHOST_FILE_UNBIND).cast_unsigned(),
         ),
+        ("VDUSE_API_VERSION", VDUSE_API_VERSION),
+        ("VDUSE_NAME_MAX", VDUSE_NAME_MAX as u64),
+        ("VDUSE_ACCESS_RO", u64::from(VDUSE_ACCESS_RO)),
+        ("VDUSE_ACCESS_WO", u64::from(VDUSE_ACCESS_WO)),
+        ("VDUSE_ACCESS_RW", u64::from(VDUSE_ACCESS_RW)),
+        ("VDUSE_REQ_RESULT_OK", u64::from(VDUSE_REQ_RESULT_OK)),
+        (
+            "VDUSE_REQ_RESULT_FAILED",
+            u64::from(VDUSE_REQ_RESULT_FAILED),
+        ),
     ];
     // The header has bit numbers where the crate has masks.
     let backend_features = [
@@ -94,6 +110,31 @@ pub fn table() -> Vec<Entry> {
         vhost_iotlb_msg {
             iova => "iova", size => "size", uaddr => "uaddr", perm => "perm", type_ => "type",
         }
+        vduse_dev_config {
+            name => "name", vendor_id => "vendor_id", device_id => "device_id",
+            features => "features", vq_num => "vq_num", vq_align => "vq_align",
+            config_size => "config_size",
+        }
+        vduse_iotlb_entry { offset => "offset", start => "start", last => "last", perm => "perm" }
+        vduse_vq_config { index => "index", max_size => "max_size" }
+        vduse_vq_state_packed {
+            last_avail_counter => "last_avail_counter", last_avail_idx => "last_avail_idx",
+            last_used_counter => "last_used_counter", last_used_idx => "last_used_idx",
+        }
+        vduse_vq_info {
+            index => "index", num => "num", desc_addr => "desc_addr",
+            driver_addr => "driver_addr", device_addr => "device_addr", packed => "packed",
+            ready => "ready",
+        }
+        vduse_vq_eventfd { index => "index", fd => "fd" }
+        vduse_dev_request {
+            type_ => "type", request_id => "request_id", padding => "vq_state",
+            padding => "s.status", padding => "iova.start",
+        }
+        vduse_dev_response {
+            request_id => "request_id", result => "result", index => "vq_state.index",
+            packed => "vq_state.packed",
+        }
     };
     layouts.extend([
         ("sizeof(struct vhost_msg_v2)", message::MESSAGE_SIZE),
@@ -107,6 +148,7 @@ pub fn table() -> Vec<Entry> {
 
     let macros = ioctl_numbers()
         .into_iter()
+        .chain(super::vduse::ioctl_numbers())
         .chain(constants)
         .chain(backend_features)
         .map(|(expression, value)| Entry {
@@ -128,7 +170,7 @@ pub fn table() -> Vec<Entry> {
 pub fn c_probe() -> String {
     let mut program = String::from(
         "#include <stddef.h>\n#include <stdio.h>\n#include <linux/vhost.h>\n\
-         #include <linux/vhost_types.h>\nint main(void)\n{\n",
+         #include <linux/vhost_types.h>\n#include <linux/vduse.h>\nint main(void)\n{\n",
     );
     for Entry {
         expression,

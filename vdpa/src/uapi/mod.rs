@@ -10,6 +10,7 @@
 
 pub mod layout;
 pub mod message;
+pub mod vduse;
 
 use std::marker::PhantomData;
 use std::os::raw::{c_int, c_uint, c_ulong};

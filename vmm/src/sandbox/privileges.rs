@@ -22,12 +22,12 @@ pub fn become_user(user: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up all capabilities, and the ways to regain one. Without them no core file is written, and
-/// no other process of this user may trace this one or read its memory.
+/// Gives up all capabilities of the calling thread, and the ways to regain one. Without them no
+/// core file is written. No other process of this user may trace this one or read its memory.
 ///
 /// # Errors
 /// The kernel refuses.
-pub(super) fn give_up() -> io::Result<()> {
+pub fn give_up() -> io::Result<()> {
     lock_capabilities()?;
     let none = CapabilitySet::empty();
     rustix::thread::set_capabilities(

@@ -12,7 +12,7 @@ use super::super::guest::{
     ChainReader, DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE,
     access,
 };
-use super::super::{Chain, RingFeatures, Violation};
+use super::super::{Chain, Piece, RingFeatures, Violation};
 use super::guest::{Descriptor, GuestRing};
 use super::{
     DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, DESCRIPTOR_FLAGS, EVENT_FLAGS, EVENT_FLAGS_DESC,
@@ -101,13 +101,18 @@ impl DeviceQueue {
     }
 
     pub(crate) fn pop(&mut self) -> Result<Option<Chain>, Error> {
+        let mut pieces = Vec::new();
+        let popped = self.pop_into(&mut pieces)?;
+        Ok(popped.map(|id| Chain { id, pieces }))
+    }
+
+    pub(crate) fn pop_into(&mut self, pieces: &mut Vec<Piece>) -> Result<Option<u16>, Error> {
         // Acquire: the chain must not be read before the flags that hand it to the device.
         if !self.is_available(Ordering::Acquire)? {
             return Ok(None);
         }
         let room = self.size - self.entries_in_flight;
-        let mut pieces = Vec::new();
-        let mut reader = ChainReader::new(&self.ring, &mut pieces);
+        let mut reader = ChainReader::new(&self.ring, pieces);
         let mut position = self.next_avail;
         let mut descriptors = 0;
         let (mut first, mut rest) = (None, Vec::new());
@@ -152,7 +157,7 @@ impl DeviceQueue {
         );
         self.entries_in_flight += descriptors;
         self.next_avail = position;
-        Ok(Some(Chain { id, pieces }))
+        Ok(Some(id))
     }
 
     /// Reads the descriptors of an indirect table. They are consecutive, and only WRITE counts
@@ -172,23 +177,39 @@ impl DeviceQueue {
     }
 
     pub(crate) fn push_used(&mut self, id: u16, written: u32) -> Result<(), Error> {
-        let descriptors = match self.in_flight.get(&id) {
-            Some(chain) if !self.in_order || chain.sequence == self.pushed => chain.descriptors,
-            _ => return Err(Error::other(format!("buffer id {id} cannot be used now"))),
-        };
-        let mut flags = self.next_used.used_flags();
-        if written > 0 {
-            // Marks the length as valid (virtio 1.3, 2.8.4).
-            flags |= DESCRIPTOR_F_WRITE;
+        self.push_used_together(&[(id, written)])
+    }
+
+    /// The driver reads the flags of the next entry only. So the first descriptor is written last,
+    /// and shows all of them.
+    pub(crate) fn push_used_together(&mut self, chains: &[(u16, u32)]) -> Result<(), Error> {
+        let mut total = 0_u16;
+        for (&(id, _), sequence) in chains.iter().zip(self.pushed..) {
+            let chain = self.in_flight.get(&id);
+            let chain = chain.filter(|chain| !self.in_order || chain.sequence == sequence);
+            let entries = chain.and_then(|chain| total.checked_add(chain.descriptors));
+            total = entries
+                .filter(|&total| total <= self.entries_in_flight)
+                .ok_or_else(|| Error::other(format!("buffer id {id} cannot be used now")))?;
         }
-        self.ring
-            .write_result(self.next_used.index, written, id, flags)?;
-        self.in_flight.remove(&id);
-        self.entries_in_flight -= descriptors;
-        self.pushed += 1;
-        self.next_used = self.next_used.advance(descriptors, self.size);
-        let moved = u32::from(descriptors);
-        self.unsignalled = self.unsignalled.saturating_add(moved);
+        let mut left = total;
+        for &(id, written) in chains.iter().rev() {
+            left -= self.in_flight.get(&id).map_or(0, |chain| chain.descriptors);
+            let position = self.next_used.advance(left, self.size);
+            let mut flags = position.used_flags();
+            if written > 0 {
+                // Marks the length as valid (virtio 1.3, 2.8.4).
+                flags |= DESCRIPTOR_F_WRITE;
+            }
+            self.ring.write_result(position.index, written, id, flags)?;
+        }
+        for (id, _) in chains {
+            self.in_flight.remove(id);
+            self.pushed += 1;
+        }
+        self.entries_in_flight -= total;
+        self.next_used = self.next_used.advance(total, self.size);
+        self.unsignalled = self.unsignalled.saturating_add(u32::from(total));
         Ok(())
     }
 

@@ -11,7 +11,7 @@
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 
-use super::super::{Chain, Violation};
+use super::super::{Chain, Piece, Violation};
 use super::USED_F_NO_NOTIFY;
 use super::guest::{GuestRing, Suppression};
 use crate::Error;
@@ -56,6 +56,12 @@ impl DeviceQueue {
     }
 
     pub(crate) fn pop(&mut self) -> Result<Option<Chain>, Error> {
+        let mut pieces = Vec::new();
+        let popped = self.pop_into(&mut pieces)?;
+        Ok(popped.map(|id| Chain { id, pieces }))
+    }
+
+    pub(crate) fn pop_into(&mut self, pieces: &mut Vec<Piece>) -> Result<Option<u16>, Error> {
         let avail = Wrapping(self.ring.avail_index()?);
         if avail == self.next_avail {
             return Ok(None);
@@ -69,10 +75,9 @@ impl DeviceQueue {
             return Err(Violation::AvailJump { ahead, size }.into());
         }
         let id = self.ring.avail_entry(self.next_avail.0)?;
-        let mut pieces = Vec::new();
-        self.ring.chain(id, &mut pieces)?;
+        self.ring.chain(id, pieces)?;
         self.next_avail += 1;
-        Ok(Some(Chain { id, pieces }))
+        Ok(Some(id))
     }
 
     pub(crate) fn push_used(&mut self, id: u16, written: u32) -> Result<(), Error> {

@@ -1,0 +1,286 @@
+//! `bellhop swnic`: NICs without hardware on one bridge, for guests with their stock driver.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[allow(dead_code, reason = "other tests use more of it")]
+mod live;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use lab::api::Client;
+use lab::guest::{BellhopArguments, Guest};
+use lab::sim::require_lab;
+use lab::traffic::{Frames, exchange_between};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// VIRTIO_F_RING_PACKED and VIRTIO_NET_F_MRG_RXBUF.
+const RING_PACKED: usize = 34;
+const MRG_RXBUF: usize = 15;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn ip(words: &str) {
+    let status = Command::new("ip").args(words.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {words}");
+}
+
+/// A bridge that is deleted when dropped.
+struct Bridge(&'static str);
+
+impl Bridge {
+    fn add(name: &'static str) -> Self {
+        require_lab().unwrap();
+        let loaded = Command::new("modprobe").arg("tun").status().unwrap();
+        assert!(loaded.success());
+        ip(&format!("link add {name} type bridge"));
+        ip(&format!("link set {name} up mtu 9000"));
+        Self(name)
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        ip(&format!("link del {}", self.0));
+    }
+}
+
+/// A running `bellhop swnic`.
+struct Swnic {
+    child: Child,
+    name: String,
+    shown: Value,
+}
+
+fn command(name: &str, words: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+    command.args(["swnic", name, "-j"]).args(words);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+impl Swnic {
+    fn start(name: &str, words: &[&str]) -> Self {
+        let mut child = command(name, words).spawn().unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        if line.is_empty() {
+            let output = child.wait_with_output().unwrap();
+            panic!("{}", String::from_utf8_lossy(&output.stderr));
+        }
+        let shown: Value = serde_json::from_str(&line).unwrap();
+        Self {
+            child,
+            name: name.to_owned(),
+            shown: shown["swnic"][name].clone(),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(self.shown["path"].as_str().unwrap())
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().try_into().unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for the end; returns the standard error.
+    fn end(mut self) -> (ExitStatus, String) {
+        let begin = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(begin.elapsed() < LIMIT, "{} does not end", self.name);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let status = self.child.wait().unwrap();
+        let mut text = String::new();
+        let mut errors = self.child.stderr.take().unwrap();
+        errors.read_to_string(&mut text).unwrap();
+        (status, text)
+    }
+}
+
+impl Drop for Swnic {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// All that a NIC of this name leaves behind.
+fn remains(name: &str) -> Vec<PathBuf> {
+    ["/dev/vduse", "/sys/bus/vdpa/devices", "/sys/class/net"]
+        .map(|directory| Path::new(directory).join(name))
+        .into_iter()
+        .filter(|path| path.exists())
+        .collect()
+}
+
+fn start(nic: &Swnic, processors: u32) -> Guest {
+    let arguments = BellhopArguments::small().unwrap().memory("128M");
+    let guest = Guest::start(&arguments.processors(processors).vdpa(&nic.path())).unwrap();
+    assert_eq!(guest.ready()["problems"], serde_json::json!([]));
+    guest
+}
+
+fn negotiated(guest: &Guest, bit: usize) -> bool {
+    let features = guest.ready()["nics"][0]["features"].as_str().unwrap();
+    features.as_bytes()[bit] == b'1'
+}
+
+#[test]
+fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
+    let bridge = Bridge::add("lab-swbr");
+    let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
+    let on = |mac| ["--bridge", bridge.0, "--mac", mac, "--mtu", "9000"];
+    let split = Swnic::start("lab-sw0", &[&on(macs[0])[..], &["--split"]].concat());
+    let packed = Swnic::start("lab-sw1", &on(macs[1]));
+    assert_eq!(packed.shown["bridge"], bridge.0);
+    assert!(Path::new("/sys/class/net/lab-swbr/brif/lab-sw1").exists());
+
+    let mut guests = [start(&split, 1), start(&packed, 2)];
+    assert!(!negotiated(&guests[0], RING_PACKED) && negotiated(&guests[1], RING_PACKED));
+    assert!(guests.iter().all(|guest| negotiated(guest, MRG_RXBUF)));
+    let [first, second] = &mut guests;
+    assert_eq!(first.command("link").unwrap()["nics"][0]["mac"], macs[0]);
+    // From the shortest to one of several buffers.
+    for (count, size, window) in [(300, 60, 32), (100, 1514, 16), (50, 9014, 8)] {
+        let frames = Frames {
+            count,
+            size,
+            window,
+        };
+        exchange_between(first, second, macs[1], frames).unwrap();
+    }
+    // The driver resets and starts the NIC while frames arrive: ten come back after it.
+    let flood = format!("flood 120 256 to {} until 10 at 500", macs[0]);
+    second.listen(&flood).unwrap();
+    let rebind = format!("rebind 1 to {}", macs[1]);
+    let rebound = first.command_within(&rebind, 6 * LIMIT).unwrap();
+    let flooded = second.answer(&flood, 6 * LIMIT).unwrap();
+    assert_eq!(
+        (&rebound["lost"], &rebound["corrupt"]),
+        (&0.into(), &0.into())
+    );
+    assert_eq!(flooded["corrupt"], 0, "{flooded}");
+
+    // A NIC in use stays until its user ends.
+    split.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(500));
+    let frames = Frames {
+        count: 100,
+        size: 256,
+        window: 8,
+    };
+    let [first, second] = &mut guests;
+    exchange_between(first, second, macs[1], frames).unwrap();
+    for guest in guests {
+        assert_eq!(guest.power_off().unwrap().code(), Some(0));
+    }
+    let (status, text) = split.end();
+    assert!(status.success() && text.contains("in use by"), "{text}");
+    assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
+    packed.signal(Signal::INT);
+    let (status, text) = packed.end();
+    assert!(status.success() && text.is_empty(), "{text}");
+    assert_eq!(remains("lab-sw1"), Vec::<PathBuf>::new());
+    assert!(!Path::new("/sys/class/net/lab-swbr/brif/lab-sw1").exists());
+}
+
+#[test]
+fn a_guest_moves_between_nics_without_hardware() {
+    let bridge = Bridge::add("lab-swbr");
+    let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
+    let words = |mac| ["--bridge", bridge.0, "--mac", mac, "--split"];
+    let nics = ["lab-sw0", "lab-sw1"].map(|name| Swnic::start(name, &words(macs[0])));
+    let other = Swnic::start("lab-sw2", &words(macs[1]));
+    let socket = std::env::temp_dir().join("lab-swnic.socket");
+    let arguments = BellhopArguments::small().unwrap().memory("128M");
+    let nic = format!("path={},id=nic", nics[0].path().display());
+    let arguments = arguments.argument("--vdpa", &nic);
+    let arguments = arguments.argument("--api-socket", socket.to_str().unwrap());
+    let mut guest = Guest::start(&arguments).unwrap();
+    let mut peer = start(&other, 1);
+    let client = Client::new(&socket);
+    for nic in [&nics[1], &nics[0], &nics[1]] {
+        live::swap_nic(&client, &nic.path());
+        let frames = Frames {
+            count: 200,
+            size: 300,
+            window: 8,
+        };
+        exchange_between(&mut guest, &mut peer, macs[1], frames).unwrap();
+    }
+    for guest in [guest, peer] {
+        assert_eq!(guest.power_off().unwrap().code(), Some(0));
+    }
+    for nic in nics.into_iter().chain([other]) {
+        nic.signal(Signal::TERM);
+        assert!(nic.end().0.success());
+    }
+}
+
+#[test]
+fn a_killed_one_is_replaced_and_names_are_not_shared() {
+    let bridge = Bridge::add("lab-swbr");
+    let words = ["--bridge", bridge.0];
+    let first = Swnic::start("lab-sw0", &words);
+    let refused = command("lab-sw0", &words).output().unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && text.contains("another process serves this device"),
+        "{text}"
+    );
+    let device = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(first.path())
+        .unwrap();
+    // The kernel waits so long for the answer of the killed process: 30 s unless set.
+    std::fs::write("/sys/class/vduse/lab-sw0/msg_timeout", "1").unwrap();
+    first.signal(Signal::KILL);
+    assert!(!first.end().0.success());
+    // The tap ended with its process; the devices stay.
+    assert_eq!(remains("lab-sw0").len(), 2);
+
+    // A VM still has the device: the error names its process.
+    let refused = command("lab-sw0", &words).output().unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr);
+    let pid = std::process::id().to_string();
+    assert!(!refused.status.success() && text.contains(&pid), "{text}");
+    drop(device);
+
+    let second = Swnic::start("lab-sw0", &words);
+    let mac = |nic: &Swnic| {
+        let show = Command::new("vdpa")
+            .args(["dev", "config", "show", &nic.name])
+            .output();
+        String::from_utf8(show.unwrap().stdout).unwrap()
+    };
+    assert!(mac(&second).contains("mac 52:") && mac(&second).contains("mtu 9000"));
+    second.signal(Signal::TERM);
+    let (status, text) = second.end();
+    assert!(
+        status.success() && text.contains("process that was killed"),
+        "{text}"
+    );
+    assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
+
+    // A failure names its cause and leaves nothing.
+    let refused = command("lab-sw0", &["--bridge", "lab-nobr"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && text.contains("lab-nobr"),
+        "{text}"
+    );
+    assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
+}

@@ -1,0 +1,86 @@
+//! The features and the configuration space of the device.
+
+use virtio_bindings::virtio_config::{
+    VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
+};
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
+    VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6,
+    VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_S_LINK_UP,
+};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use super::super::Description;
+use crate::control_queue::MacAddress;
+
+/// Without these a driver cannot use the device.
+const REQUIRED: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_F_ACCESS_PLATFORM;
+
+/// All features of the device.
+pub const OFFERED: u64 = REQUIRED
+    | 1 << VIRTIO_F_RING_PACKED
+    | 1 << VIRTIO_RING_F_EVENT_IDX
+    | 1 << VIRTIO_RING_F_INDIRECT_DESC
+    | 1 << VIRTIO_NET_F_CSUM
+    | 1 << VIRTIO_NET_F_GUEST_CSUM
+    | 1 << VIRTIO_NET_F_HOST_TSO4
+    | 1 << VIRTIO_NET_F_HOST_TSO6
+    | 1 << VIRTIO_NET_F_HOST_ECN
+    | 1 << VIRTIO_NET_F_GUEST_TSO4
+    | 1 << VIRTIO_NET_F_GUEST_TSO6
+    | 1 << VIRTIO_NET_F_GUEST_ECN
+    | 1 << VIRTIO_NET_F_MRG_RXBUF
+    | 1 << VIRTIO_NET_F_MAC
+    | 1 << VIRTIO_NET_F_MTU
+    | 1 << VIRTIO_NET_F_STATUS;
+
+/// Receive and transmit queue. VDUSE refuses a control queue, without which there is one pair.
+pub const QUEUES: usize = 2;
+/// Entries of each queue.
+const QUEUE_SIZE: u16 = 256;
+
+/// What distinguishes one device from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Configuration {
+    /// The address of the guest's interface.
+    pub mac: MacAddress,
+    /// Largest packet in bytes, without the Ethernet header.
+    pub mtu: u16,
+    /// Whether packed rings are not offered.
+    pub is_split: bool,
+}
+
+impl Configuration {
+    /// The device for [`Control::create`](super::super::Control::create).
+    #[must_use]
+    pub fn description(&self) -> Description {
+        let status = u16::try_from(VIRTIO_NET_S_LINK_UP).unwrap_or(1);
+        Description {
+            device_id: VIRTIO_ID_NET,
+            features: self.features(),
+            queues: vec![QUEUE_SIZE; QUEUES],
+            config: [
+                &self.mac[..],
+                &status.to_le_bytes(),
+                &1_u16.to_le_bytes(),
+                &self.mtu.to_le_bytes(),
+            ]
+            .concat(),
+        }
+    }
+
+    pub(super) fn features(&self) -> u64 {
+        if self.is_split {
+            OFFERED & !(1 << VIRTIO_F_RING_PACKED)
+        } else {
+            OFFERED
+        }
+    }
+}
+
+/// Whether a driver can use the device with these features.
+pub(super) fn is_usable(features: u64, offered: u64) -> bool {
+    features & !offered == 0 && features & REQUIRED == REQUIRED
+}

@@ -1,0 +1,40 @@
+//! A network device in userspace between a driver's rings and a tap.
+//!
+//! ```text
+//!   driver's ring 1 --Transmit--> tap --> bridge          messages --Nic--> rings, memory
+//!   driver's ring 0 <--Receive--- tap <-- bridge          stop eventfd --> the end
+//! ```
+//! One thread does all of it: [`Nic::serve`]. So a change of mappings never meets an access, and
+//! there is no lock. A frame is copied once, with its virtio-net header, between the tap and the
+//! driver's buffers; the tap passes checksum and segmentation offloads through. Nothing is
+//! allocated for a frame. The buffers belong to the driver: they may be malformed, unmapped, or
+//! change at any time. A driver that breaks a ring stops that ring until it resets the device.
+
+mod features;
+mod receive;
+mod serve;
+mod tap;
+mod transmit;
+
+pub use self::features::{Configuration, OFFERED, QUEUES};
+pub use self::serve::Nic;
+pub use self::tap::Tap;
+
+/// Bytes of `struct virtio_net_hdr_v1`, and of the tap's header.
+const HEADER: usize = 12;
+/// The largest frame with segmentation offload, with an Ethernet and a VLAN header.
+const FRAME_MAX: usize = HEADER + 18 + 65535;
+/// Frames per turn of a queue: the other queue and messages wait no longer.
+const BUDGET: usize = 64;
+
+/// The result of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Turn {
+    /// More work is waiting, for which no event comes.
+    again: bool,
+    /// The driver wants an interrupt.
+    interrupt: bool,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! The tap: the host's end of the cable.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
+    VIRTIO_NET_F_GUEST_TSO6,
+};
+
+use super::HEADER;
+use crate::Error;
+
+const TUN: &str = "/dev/net/tun";
+
+/// Frames that wait in a tap: the kernel's queue has 500, or as `ip link set txqueuelen` says.
+const STALE_MAX: usize = 100_000;
+
+/// A tap with virtio-net headers. A tap that this process created ends with it.
+#[derive(Debug)]
+pub struct Tap {
+    file: File,
+    has_offloads: bool,
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Tap {
+    /// Opens the tap `name`, and creates it if it does not exist.
+    ///
+    /// # Errors
+    /// The kernel has no taps, the name is too long or taken by another interface or process, or
+    /// the rights are missing.
+    pub fn open(name: &str) -> Result<Self, Error> {
+        let file = OpenOptions::new().read(true).write(true).open(TUN);
+        let file = file.map_err(|error| {
+            let remedy = if error.kind() == io::ErrorKind::NotFound {
+                "load the kernel's module with `modprobe tun`"
+            } else {
+                "run this as root"
+            };
+            Error::other(format!("cannot open {TUN}: {remedy}")).because(error)
+        })?;
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        let mut request = libc::ifreq {
+            ifr_name: [0; libc::IFNAMSIZ],
+            ifr_ifru: libc::__c_anonymous_ifr_ifru {
+                ifru_flags: i16::try_from(flags).unwrap_or_default(),
+            },
+        };
+        if name.is_empty() || name.len() >= libc::IFNAMSIZ {
+            return Err(Error::other(format!(
+                "{name:?} is not a name for a tap: it has at most {} bytes",
+                libc::IFNAMSIZ - 1
+            )));
+        }
+        for (to, &from) in request.ifr_name.iter_mut().zip(name.as_bytes()) {
+            *to = from.cast_signed();
+        }
+        // SAFETY: there is no safe interface to ioctls. The kernel reads and writes one `ifreq`,
+        // which is exclusively borrowed during the call. Its name ends with NUL.
+        let set = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+        check(set).map_err(|error| {
+            let remedy = match error.raw_os_error() {
+                Some(libc::EBUSY) => ": another process has it open",
+                Some(libc::EPERM) => ": run this as root",
+                Some(libc::EINVAL) => ": the name belongs to another kind of interface",
+                _ => "",
+            };
+            Error::other(format!("cannot open the tap {name}{remedy}")).because(error)
+        })?;
+        let header = libc::c_int::try_from(HEADER).unwrap_or_default();
+        // SAFETY: there is no safe interface to ioctls. The kernel reads one `int`.
+        let set =
+            unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const header) };
+        check(set).map_err(Error::context(format!(
+            "the tap {name} has no headers of {HEADER} bytes"
+        )))?;
+        rustix::io::ioctl_fionbio(&file, true)
+            .map_err(Error::context("cannot use the tap without waiting"))?;
+        Ok(Self {
+            file,
+            has_offloads: true,
+        })
+    }
+
+    /// Any file that keeps the borders of frames, as a test has it.
+    #[cfg(test)]
+    pub(super) fn of(file: File) -> Self {
+        Self {
+            file,
+            has_offloads: false,
+        }
+    }
+
+    /// Prepares the tap for a driver with these features. Drops the frames that wait, which may be
+    /// of a kind that the driver does not take.
+    pub(super) fn start(&self, features: u64, buffer: &mut [u8]) -> Result<(), Error> {
+        if !self.has_offloads {
+            return Ok(());
+        }
+        let mut offloads = 0;
+        for (feature, flag) in [
+            (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
+            (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
+            (VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6),
+            (VIRTIO_NET_F_GUEST_ECN, libc::TUN_F_TSO_ECN),
+        ] {
+            if features & 1 << feature != 0 {
+                offloads |= flag;
+            }
+        }
+        // Segmentation needs checksums (virtio 1.3, 5.1.3.1), which the kernel checks.
+        // SAFETY: there is no safe interface to ioctls. The kernel gets the flags by value.
+        let set = unsafe {
+            libc::ioctl(
+                self.file.as_raw_fd(),
+                libc::TUNSETOFFLOAD,
+                libc::c_ulong::from(offloads),
+            )
+        };
+        check(set).map_err(Error::context("the tap rejects the driver's offloads"))?;
+        for _ in 0..STALE_MAX {
+            if self.read(buffer)?.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The next frame, if one waits: its bytes.
+    pub(super) fn read(&self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
+        loop {
+            match (&self.file).read(buffer) {
+                Ok(read) => return Ok(Some(read)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                // The interface is down. It sends an event when it is up.
+                Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(None),
+                Err(error) => {
+                    return Err(Error::other(
+                        "cannot read the tap: it was deleted; start the NIC again",
+                    )
+                    .because(error));
+                }
+            }
+        }
+    }
+
+    /// Sends a frame. The tap drops it if its header is invalid or the interface is down, as a NIC
+    /// without a cable would.
+    pub(super) fn write(&self, frame: &[u8]) -> bool {
+        (&self.file).write(frame).is_ok()
+    }
+}
+
+fn check(result: i32) -> io::Result<()> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! Both queues with a driver of this crate; a socket is the tap.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::receive::{Fault, Receive};
+use super::tap::Tap;
+use super::transmit::Transmit;
+use super::*;
+use crate::device::VringBase;
+use crate::iova::{DeviceAddress, IovaRange, PAGE_SIZE};
+use crate::memory::{AddressSpace, DeviceMemory, Mode, SharedBuffer};
+use crate::ring::{DeviceQueue, Direction, DriverQueue, GuestRing, Piece, RingFeatures};
+
+const GUEST: u64 = 0x10_0000;
+const SIZE: u16 = 8;
+/// Pages before the buffers, and all pages.
+const RING_PAGES: u64 = 4;
+const PAGES: u64 = 64;
+
+struct Rig {
+    buffer: Arc<SharedBuffer>,
+    driver: DriverQueue,
+    ring: DeviceQueue,
+    memory: DeviceMemory,
+    tap: Tap,
+    peer: UnixDatagram,
+}
+
+fn rig(packed: bool) -> Rig {
+    let features = RingFeatures {
+        packed,
+        ..RingFeatures::default()
+    };
+    let buffer = Arc::new(SharedBuffer::new(PAGES * PAGE_SIZE, GUEST).unwrap());
+    let memory = DeviceMemory::from(Arc::new(buffer.as_guest_memory().unwrap()));
+    let driver = DriverQueue::new(Arc::clone(&buffer), SIZE, 0, features).unwrap();
+    let ring = GuestRing::new(memory.clone(), SIZE, driver.addresses(), features).unwrap();
+    let ring = DeviceQueue::new(ring, VringBase::initial(packed), features).unwrap();
+    let (tap, peer) = UnixDatagram::pair().unwrap();
+    tap.set_nonblocking(true).unwrap();
+    peer.set_nonblocking(true).unwrap();
+    Rig {
+        buffer,
+        driver,
+        ring,
+        memory,
+        tap: Tap::of(OwnedFd::from(tap).into()),
+        peer,
+    }
+}
+
+impl Rig {
+    fn piece(&self, page: u64, len: u32, direction: Direction) -> Piece {
+        Piece {
+            iova: DeviceAddress(GUEST + (RING_PAGES + page) * PAGE_SIZE),
+            len,
+            direction,
+        }
+    }
+
+    fn sent(&self) -> Option<Vec<u8>> {
+        let mut frame = vec![0; FRAME_MAX + 1];
+        let len = self.peer.recv(&mut frame).ok()?;
+        frame.truncate(len);
+        Some(frame)
+    }
+
+    fn bytes(&self, page: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let offset = (RING_PAGES + page) * PAGE_SIZE;
+        self.buffer.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn receive(&mut self, receive: &mut Receive) -> Turn {
+        let turn = receive.turn(&mut self.ring, &self.memory, &self.tap);
+        turn.unwrap()
+    }
+}
+
+/// A frame with a header of zeroes.
+fn frame(len: usize) -> Vec<u8> {
+    let mut frame: Vec<u8> = (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect();
+    let header = len.min(HEADER);
+    frame[..header].fill(0);
+    frame
+}
+
+#[test]
+fn a_frame_of_several_pieces_is_sent_and_unusable_ones_are_returned() {
+    for packed in [false, true] {
+        let mut rig = rig(packed);
+        let content = frame(6000);
+        rig.buffer.write(RING_PAGES * PAGE_SIZE, &content).unwrap();
+        let reads = Direction::DeviceReads;
+        let next = Piece {
+            iova: DeviceAddress(GUEST + RING_PAGES * PAGE_SIZE + 12),
+            len: 5988,
+            direction: reads,
+        };
+        let header = rig.piece(0, 12, reads);
+        for chain in [
+            &[header, next][..],
+            // A header alone, a buffer for the device, and more than any frame.
+            &[header],
+            &[rig.piece(0, 100, Direction::DeviceWrites)],
+            &[rig.piece(0, 40_000, reads), rig.piece(20, 40_000, reads)],
+            &[rig.piece(0, 60, reads)],
+        ] {
+            rig.driver.add(chain).unwrap();
+        }
+        let turn = Transmit::new()
+            .turn(&mut rig.ring, &rig.memory, &rig.tap)
+            .unwrap();
+        assert!(!turn.again && turn.interrupt);
+        assert_eq!(rig.sent().unwrap(), content);
+        assert_eq!(rig.sent().unwrap(), content[..60]);
+        assert_eq!(rig.sent(), None);
+        for _ in 0..5 {
+            assert_eq!(rig.driver.pop_used().unwrap().unwrap().written, 0);
+        }
+    }
+}
+
+#[test]
+fn a_frame_takes_as_many_buffers_as_it_needs() {
+    for packed in [false, true] {
+        let mut rig = rig(packed);
+        let mut receive = Receive::new();
+        receive.restart(true, SIZE);
+        rig.peer.send(&frame(5000)).unwrap();
+        rig.peer.send(&frame(100)).unwrap();
+        let writes = Direction::DeviceWrites;
+        for page in 0..2 {
+            rig.driver.add(&[rig.piece(page, 2000, writes)]).unwrap();
+        }
+        let turn = rig.receive(&mut receive);
+        assert!(!turn.again && !turn.interrupt);
+        // Nothing is shown until there is room for all, even if the ring moves meanwhile.
+        assert_eq!(rig.driver.pop_used().unwrap(), None);
+        assert!(rig.driver.needs_kick().unwrap());
+        for page in 2..4 {
+            rig.driver.add(&[rig.piece(page, 2000, writes)]).unwrap();
+        }
+        let turn = rig.receive(&mut receive);
+        assert!(!turn.again && turn.interrupt);
+        let mut expected = frame(5000);
+        expected[10] = 3;
+        let received: Vec<u8> = (0..3)
+            .flat_map(|page| {
+                let used = rig.driver.pop_used().unwrap().unwrap();
+                rig.bytes(page, used.written as usize)
+            })
+            .collect();
+        assert!(received == expected);
+        assert_eq!(rig.driver.pop_used().unwrap().unwrap().written, 100);
+        let mut expected = frame(100);
+        expected[10] = 1;
+        assert_eq!(rig.bytes(3, 100), expected);
+        assert_eq!(rig.driver.pop_used().unwrap(), None);
+    }
+}
+
+#[test]
+fn a_frame_that_never_fits_is_dropped_and_the_next_one_arrives() {
+    for (packed, mergeable) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut rig = rig(packed);
+        let mut receive = Receive::new();
+        receive.restart(mergeable, SIZE);
+        // Chains of two pieces, which fill the ring.
+        for page in (0..u64::from(SIZE)).step_by(2) {
+            let pieces = [page, page + 1];
+            let pieces = pieces.map(|page| rig.piece(page, 100, Direction::DeviceWrites));
+            rig.driver.add(&pieces).unwrap();
+        }
+        for len in [1800, 5, 12, 150] {
+            rig.peer.send(&frame(len)).unwrap();
+        }
+        assert!(!rig.receive(&mut receive).again);
+        assert_eq!(rig.driver.pop_used().unwrap().unwrap().written, 150);
+        assert_eq!(rig.driver.pop_used().unwrap(), None);
+    }
+}
+
+#[test]
+fn buffers_that_the_driver_unmaps_are_returned_empty() {
+    let mut rig = rig(false);
+    let mut receive = Receive::new();
+    receive.restart(true, SIZE);
+    let range = IovaRange::new(0, u64::MAX).unwrap();
+    let space = Arc::new(AddressSpace::new(range));
+    space.change(|space| space.set_mode(Mode::Identity));
+    let behind = DeviceMemory::behind(Arc::clone(rig.memory.ram()), Arc::clone(&space));
+    let writes = Direction::DeviceWrites;
+    rig.driver.add(&[rig.piece(0, 2000, writes)]).unwrap();
+    rig.peer.send(&frame(100)).unwrap();
+    space.change(|space| space.set_mode(Mode::Blocked));
+    let turn = receive.turn(&mut rig.ring, &behind, &rig.tap).unwrap();
+    assert!(turn.interrupt);
+    assert_eq!(rig.driver.pop_used().unwrap().unwrap().written, 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The driver writes anything into its ring: the queue is served or stops.
+    #[test]
+    fn a_hostile_ring_stops_at_worst(
+        packed: bool,
+        mergeable: bool,
+        words in prop::collection::vec((0..RING_PAGES * PAGE_SIZE / 2, any::<u16>()), 1..200),
+        lens in prop::collection::vec(1..3000_usize, 4),
+    ) {
+        for transmits in [false, true] {
+            let mut rig = rig(packed);
+            let mut receive = Receive::new();
+            receive.restart(mergeable, SIZE);
+            let mut transmit = Transmit::new();
+            for part in words.chunks(40) {
+                for len in &lens {
+                    let _ = rig.peer.send(&vec![1; *len]);
+                }
+                for (at, word) in part {
+                    // Some of them are likely: small numbers, and the addresses of buffers.
+                    rig.buffer.write(at * 2 % (8 * PAGE_SIZE), &word.to_le_bytes()).unwrap();
+                    let index = 2 + rig.driver.addresses().driver.0 - GUEST;
+                    rig.buffer.write(index, &(word % 9).to_le_bytes()).unwrap();
+                }
+                let turn = if transmits {
+                    transmit.turn(&mut rig.ring, &rig.memory, &rig.tap)
+                } else {
+                    receive.turn(&mut rig.ring, &rig.memory, &rig.tap)
+                };
+                match turn {
+                    Ok(_) => while rig.sent().is_some() {},
+                    Err(Fault::Ring(_)) => break,
+                    Err(Fault::Tap(error)) => panic!("{error}"),
+                }
+            }
+        }
+    }
+}
