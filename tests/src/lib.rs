@@ -33,6 +33,7 @@ pub mod openapi;
 pub mod restored;
 pub mod sim;
 pub mod sriov;
+pub mod swnic;
 pub mod temp_path;
 pub mod threads;
 pub mod tiny;

@@ -8,17 +8,16 @@
 #[allow(dead_code, reason = "other tests use more of it")]
 mod live;
 
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::require_lab;
+use lab::swnic::{self, Swnic};
 use lab::traffic::{Frames, exchange_between};
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use rustix::process::Signal;
 
 /// VIRTIO_F_RING_PACKED and VIRTIO_NET_F_MRG_RXBUF.
 const RING_PACKED: usize = 34;
@@ -51,67 +50,13 @@ impl Drop for Bridge {
     }
 }
 
-/// A running `bellhop swnic`.
-struct Swnic {
-    child: Child,
-    name: String,
-    shown: Value,
-}
-
-fn command(name: &str, words: &[&str]) -> Command {
-    let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
-    command.args(["swnic", name, "-j"]).args(words);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-impl Swnic {
-    fn start(name: &str, words: &[&str]) -> Self {
-        let mut child = command(name, words).spawn().unwrap();
-        let mut line = String::new();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        output.read_line(&mut line).unwrap();
-        if line.is_empty() {
-            let output = child.wait_with_output().unwrap();
-            panic!("{}", String::from_utf8_lossy(&output.stderr));
-        }
-        let shown: Value = serde_json::from_str(&line).unwrap();
-        Self {
-            child,
-            name: name.to_owned(),
-            shown: shown["swnic"][name].clone(),
-        }
-    }
-
-    fn path(&self) -> PathBuf {
-        PathBuf::from(self.shown["path"].as_str().unwrap())
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.child.id().try_into().unwrap()).unwrap();
-        kill_process(pid, signal).unwrap();
-    }
-
-    /// Waits for the end; returns the standard error.
-    fn end(mut self) -> (ExitStatus, String) {
-        let begin = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
-            assert!(begin.elapsed() < LIMIT, "{} does not end", self.name);
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let status = self.child.wait().unwrap();
-        let mut text = String::new();
-        let mut errors = self.child.stderr.take().unwrap();
-        errors.read_to_string(&mut text).unwrap();
-        (status, text)
-    }
-}
-
-impl Drop for Swnic {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// The error of `bellhop swnic` that cannot start.
+#[track_caller]
+fn refused(name: &str, words: &[&str]) -> String {
+    let output = swnic::command(name, words).unwrap().output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{text}");
+    text
 }
 
 /// All that a NIC of this name leaves behind.
@@ -125,7 +70,7 @@ fn remains(name: &str) -> Vec<PathBuf> {
 
 fn start(nic: &Swnic, processors: u32) -> Guest {
     let arguments = BellhopArguments::small().unwrap().memory("128M");
-    let guest = Guest::start(&arguments.processors(processors).vdpa(&nic.path())).unwrap();
+    let guest = Guest::start(&arguments.processors(processors).vdpa(nic.path())).unwrap();
     assert_eq!(guest.ready()["problems"], serde_json::json!([]));
     guest
 }
@@ -140,9 +85,8 @@ fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
     let bridge = Bridge::add("lab-swbr");
     let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
     let on = |mac| ["--bridge", bridge.0, "--mac", mac, "--mtu", "9000"];
-    let split = Swnic::start("lab-sw0", &[&on(macs[0])[..], &["--split"]].concat());
-    let packed = Swnic::start("lab-sw1", &on(macs[1]));
-    assert_eq!(packed.shown["bridge"], bridge.0);
+    let split = Swnic::start("lab-sw0", &[&on(macs[0])[..], &["--split"]].concat()).unwrap();
+    let packed = Swnic::start("lab-sw1", &on(macs[1])).unwrap();
     assert!(Path::new("/sys/class/net/lab-swbr/brif/lab-sw1").exists());
 
     let mut guests = [start(&split, 1), start(&packed, 2)];
@@ -172,7 +116,7 @@ fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
     assert_eq!(flooded["corrupt"], 0, "{flooded}");
 
     // A NIC in use stays until its user ends.
-    split.signal(Signal::TERM);
+    split.signal(Signal::TERM).unwrap();
     std::thread::sleep(Duration::from_millis(500));
     let frames = Frames {
         count: 100,
@@ -184,11 +128,11 @@ fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
     for guest in guests {
         assert_eq!(guest.power_off().unwrap().code(), Some(0));
     }
-    let (status, text) = split.end();
+    let (status, text) = split.end().unwrap();
     assert!(status.success() && text.contains("in use by"), "{text}");
     assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
-    packed.signal(Signal::INT);
-    let (status, text) = packed.end();
+    packed.signal(Signal::INT).unwrap();
+    let (status, text) = packed.end().unwrap();
     assert!(status.success() && text.is_empty(), "{text}");
     assert_eq!(remains("lab-sw1"), Vec::<PathBuf>::new());
     assert!(!Path::new("/sys/class/net/lab-swbr/brif/lab-sw1").exists());
@@ -199,8 +143,8 @@ fn a_guest_moves_between_nics_without_hardware() {
     let bridge = Bridge::add("lab-swbr");
     let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
     let words = |mac| ["--bridge", bridge.0, "--mac", mac, "--split"];
-    let nics = ["lab-sw0", "lab-sw1"].map(|name| Swnic::start(name, &words(macs[0])));
-    let other = Swnic::start("lab-sw2", &words(macs[1]));
+    let nics = ["lab-sw0", "lab-sw1"].map(|name| Swnic::start(name, &words(macs[0])).unwrap());
+    let other = Swnic::start("lab-sw2", &words(macs[1])).unwrap();
     let socket = std::env::temp_dir().join("lab-swnic.socket");
     let arguments = BellhopArguments::small().unwrap().memory("128M");
     let nic = format!("path={},id=nic", nics[0].path().display());
@@ -210,7 +154,7 @@ fn a_guest_moves_between_nics_without_hardware() {
     let mut peer = start(&other, 1);
     let client = Client::new(&socket);
     for nic in [&nics[1], &nics[0], &nics[1]] {
-        live::swap_nic(&client, &nic.path());
+        live::swap_nic(&client, nic.path());
         let frames = Frames {
             count: 200,
             size: 300,
@@ -222,8 +166,8 @@ fn a_guest_moves_between_nics_without_hardware() {
         assert_eq!(guest.power_off().unwrap().code(), Some(0));
     }
     for nic in nics.into_iter().chain([other]) {
-        nic.signal(Signal::TERM);
-        assert!(nic.end().0.success());
+        nic.signal(Signal::TERM).unwrap();
+        assert!(nic.end().unwrap().0.success());
     }
 }
 
@@ -231,11 +175,10 @@ fn a_guest_moves_between_nics_without_hardware() {
 fn a_killed_one_is_replaced_and_names_are_not_shared() {
     let bridge = Bridge::add("lab-swbr");
     let words = ["--bridge", bridge.0];
-    let first = Swnic::start("lab-sw0", &words);
-    let refused = command("lab-sw0", &words).output().unwrap();
-    let text = String::from_utf8_lossy(&refused.stderr);
+    let first = Swnic::start("lab-sw0", &words).unwrap();
+    let text = refused("lab-sw0", &words);
     assert!(
-        !refused.status.success() && text.contains("another process serves this device"),
+        text.contains("another process serves this device"),
         "{text}"
     );
     let device = std::fs::File::options()
@@ -245,28 +188,26 @@ fn a_killed_one_is_replaced_and_names_are_not_shared() {
         .unwrap();
     // The kernel waits so long for the answer of the killed process: 30 s unless set.
     std::fs::write("/sys/class/vduse/lab-sw0/msg_timeout", "1").unwrap();
-    first.signal(Signal::KILL);
-    assert!(!first.end().0.success());
+    first.signal(Signal::KILL).unwrap();
+    assert!(!first.end().unwrap().0.success());
     // The tap ended with its process; the devices stay.
     assert_eq!(remains("lab-sw0").len(), 2);
 
     // A VM still has the device: the error names its process.
-    let refused = command("lab-sw0", &words).output().unwrap();
-    let text = String::from_utf8_lossy(&refused.stderr);
-    let pid = std::process::id().to_string();
-    assert!(!refused.status.success() && text.contains(&pid), "{text}");
+    let text = refused("lab-sw0", &words);
+    assert!(text.contains(&std::process::id().to_string()), "{text}");
     drop(device);
 
-    let second = Swnic::start("lab-sw0", &words);
+    let second = Swnic::start("lab-sw0", &words).unwrap();
     let mac = |nic: &Swnic| {
         let show = Command::new("vdpa")
-            .args(["dev", "config", "show", &nic.name])
+            .args(["dev", "config", "show", nic.name()])
             .output();
         String::from_utf8(show.unwrap().stdout).unwrap()
     };
     assert!(mac(&second).contains("mac 52:") && mac(&second).contains("mtu 9000"));
-    second.signal(Signal::TERM);
-    let (status, text) = second.end();
+    second.signal(Signal::TERM).unwrap();
+    let (status, text) = second.end().unwrap();
     assert!(
         status.success() && text.contains("process that was killed"),
         "{text}"
@@ -274,13 +215,7 @@ fn a_killed_one_is_replaced_and_names_are_not_shared() {
     assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
 
     // A failure names its cause and leaves nothing.
-    let refused = command("lab-sw0", &["--bridge", "lab-nobr"])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&refused.stderr);
-    assert!(
-        !refused.status.success() && text.contains("lab-nobr"),
-        "{text}"
-    );
+    let text = refused("lab-sw0", &["--bridge", "lab-nobr"]);
+    assert!(text.contains("lab-nobr"), "{text}");
     assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
 }

@@ -50,7 +50,7 @@ Examples:
   ip link set br0 up
   bellhop swnic sw0 --bridge br0
   bellhop swnic sw1 --tap tap1 --mac 52:54:00:12:34:56 --mtu 9000
-  bellhop run --vdpa device=/dev/vhost-vdpa-0 …
+  bellhop run --kernel vmlinuz --initramfs initrd.img --vdpa path=/dev/vhost-vdpa-0
 
 Needs root.")]
 pub(crate) struct Arguments {

@@ -2,12 +2,14 @@
 //! two ways in one run, on one host: under emulation its figures have no other meaning.
 
 mod doorbell;
+mod flood;
 mod footprint;
 mod iommu;
 mod mgmt;
 mod migration;
 mod peer;
 mod rings;
+mod swnic;
 mod vfio;
 
 use crate::error::{Error, Result};
@@ -32,6 +34,7 @@ pub fn main() -> ExitCode {
         Bench::Mgmt(arguments) => mgmt::measure(&arguments),
         Bench::Migration(arguments) => migration::measure(&arguments),
         Bench::Rings(arguments) => rings::measure(&arguments),
+        Bench::Swnic(arguments) => swnic::measure(&arguments),
         Bench::Vfio(arguments) => vfio::measure(&arguments),
     };
     match measured {

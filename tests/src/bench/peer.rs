@@ -70,6 +70,19 @@ pub(super) fn passed_through(program: &Path, guest: &BellhopArguments, address: 
     command
 }
 
+/// Like [`command`], with a NIC on a tap, which QEMU creates: by QEMU itself, or by vhost-net.
+pub(super) fn on_tap(program: &Path, guest: &BellhopArguments, tap: &str, vhost: bool) -> Command {
+    let mut command = without_nic(program, guest);
+    let vhost = if vhost { "on" } else { "off" };
+    command
+        .arg("-netdev")
+        .arg(format!(
+            "tap,id=nic,ifname={tap},script=no,downscript=no,vhost={vhost}"
+        ))
+        .args(["-device", "virtio-net-pci,netdev=nic,romfile="]);
+    command
+}
+
 fn without_nic(program: &Path, guest: &BellhopArguments) -> Command {
     let mut command = Command::new(program);
     machine(&mut command)

@@ -9,34 +9,21 @@
 //! and the median of all rounds counts.
 
 use std::process::Command;
-use std::time::Duration;
 
 use launcher::verbs::bench::VfioArguments;
 use serde::Serialize;
-use serde_json::Value;
 
+use super::flood::{LIMIT, SENDING, flood};
 use super::{peer, print_json};
-use crate::error::{Error, Result};
-use crate::figures::{median, per_second, ratios, rounded};
+use crate::error::Result;
+use crate::figures::{median, ratios, rounded};
 use crate::guest::{BellhopArguments, Guest};
 use crate::kvm_statistics;
 use crate::process::output;
 use crate::sriov::{SriovNic, VfDevice};
 
-/// An address that no device has.
-const SINK: &str = "52:54:5e:11:59:7f";
-
 /// Bytes of a frame, with its Ethernet header.
 const SIZE: u32 = 64;
-
-/// Seconds for which a guest sends. It reports the rate of the last three quarters.
-const SENDING: u64 = 4;
-
-/// The most frames that the device has not used yet when the guest stops: a whole queue.
-const QUEUE: u64 = 256;
-
-/// How long a guest may take for its answer, and how long its boot may be silent.
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// The names of the contenders.
 const NAMES: [&str; 3] = ["VFIO", "VFIO, QEMU", "vDPA"];
@@ -66,7 +53,8 @@ struct Part {
 /// Measures in the lab host.
 ///
 /// # Errors
-/// Those of the helpers; [`Error::Invalid`] when frames were not sent.
+/// Those of the helpers; [`Error::Invalid`](crate::error::Error::Invalid) when frames were not
+/// sent.
 pub(super) fn measure(arguments: &VfioArguments) -> Result<()> {
     let qemu = peer::qemu()?;
     let nic = SriovNic::enable(3)?;
@@ -124,26 +112,15 @@ fn part(guest: &mut Guest, reports_exits: bool) -> Result<Part> {
         }
         Ok(kvm_statistics::read(guest)?.get("exits").copied())
     };
-    let flood = format!("flood {SENDING} {SIZE} eth0 to {SINK}");
     let before = exits(guest)?;
-    guest.listen(&flood)?;
-    let answer = guest.answer(&flood, LIMIT)?;
+    let sent = flood(guest, SENDING, SIZE)?;
     let after = exits(guest)?;
-    let number = |value: &Value| value.as_u64().unwrap_or_default();
-    let sent = number(&answer["tx"]);
-    let used = number(&answer["statistics"]["tx_packets"]);
-    let steady = u32::try_from(number(&answer["steady"]["tx"])).unwrap_or_default();
-    if steady == 0 || sent.abs_diff(used) > QUEUE {
-        let why = format!("its device did not take the frames: {answer}");
-        return Err(Error::invalid("the guest", why));
-    }
-    let elapsed = Duration::from_micros(number(&answer["steady"]["elapsed_us"]));
     let exits = after.zip(before);
     let exits = exits.map(|(after, before)| u32::try_from(after.saturating_sub(before)));
-    let sent = u32::try_from(sent).unwrap_or(u32::MAX);
     Ok(Part {
-        frames_per_second: per_second(steady, elapsed),
-        exits_per_frame: exits.map(|exits| f64::from(exits.unwrap_or(u32::MAX)) / f64::from(sent)),
+        frames_per_second: sent.frames_per_second,
+        exits_per_frame: exits
+            .map(|exits| f64::from(exits.unwrap_or(u32::MAX)) / f64::from(sent.frames)),
     })
 }
 

@@ -105,6 +105,15 @@ fn none(host: &Host) -> Finding {
         return Finding::warning(NAME, "none yet").mend(make);
     }
     let modules = Modules::of(host);
+    if modules.presence(VDUSE).is_possible() {
+        let load = format!("modprobe -a {} vhost_vdpa tun", VDUSE.name);
+        return Finding::warning(
+            NAME,
+            "none yet, and no NIC of this host provides one; `bellhop swnic` does without hardware",
+        )
+        .mend(load)
+        .mend("bellhop swnic sw0 --bridge BRIDGE");
+    }
     if modules.presence(VDPA_SIM_NET).is_possible() {
         let load = format!("modprobe {} && {make}", VDPA_SIM_NET.name);
         return Finding::warning(
@@ -112,16 +121,6 @@ fn none(host: &Host) -> Finding {
             "none yet, and no NIC of this host provides one; the simulator does",
         )
         .mend(load);
-    }
-    if modules.presence(VDUSE).is_possible() {
-        return Finding::warning(
-            NAME,
-            "none yet, and no NIC of this host provides one; a VDUSE process can",
-        )
-        .mend(format!(
-            "modprobe {}, start such a process, then {make}",
-            VDUSE.name
-        ));
     }
     if let Presence::Unknown(why) = modules.presence(VDPA_SIM_NET) {
         return Finding::unknown(NAME, format!("none; cannot check for the simulator: {why}"));
@@ -292,10 +291,11 @@ mod tests {
         tree.file("/proc/sys/kernel/osrelease", "6.12");
         tree.file("/lib/modules/6.12/modules.dep", "");
         assert_eq!(check(&tree.host())[0].state, State::Missing);
-        tree.file("/sys/module/vduse/initstate", "live");
-        assert_eq!(check(&tree.host())[0].state, State::Warning);
         tree.file("/sys/module/vdpa_sim_net/initstate", "live");
+        assert_eq!(check(&tree.host())[0].state, State::Warning);
         assert!(check(&tree.host())[0].remedy[0].starts_with("modprobe vdpa_sim_net"));
+        tree.file("/sys/module/vduse/initstate", "live");
+        assert!(check(&tree.host())[0].remedy[0].starts_with("modprobe -a vduse"));
         tree.link("/sys/bus/pci/devices/0000:01:00.0/driver", "../mlx5_core");
         let finding = &check(&tree.host())[0];
         assert_eq!(finding.found, "none yet");

@@ -68,6 +68,8 @@ pub(super) const VHOST_VDPA: Module = module("vhost_vdpa", "VHOST_VDPA");
 pub(super) const VDPA_SIM_NET: Module = module("vdpa_sim_net", "VDPA_SIM_NET");
 /// Devices implemented by a process.
 pub(super) const VDUSE: Module = module("vduse", "VDPA_USER");
+/// Interfaces whose frames a process sends and receives.
+pub(super) const TUN: Module = module("tun", "TUN");
 
 /// The state of the kernel's modules.
 #[derive(Debug)]
@@ -243,7 +245,7 @@ const WANTED: [(Module, &str, bool); 6] = [
         "gives vDPA devices to this host and its containers",
         false,
     ),
-    (VDUSE, "devices implemented by a process", false),
+    (VDUSE, "NICs without hardware (bellhop swnic)", false),
     (
         VDPA_SIM_NET,
         "the simulator, for trials without a NIC",

@@ -5,8 +5,11 @@ use bellhop_api::address::SOCKET;
 
 use super::devices;
 use super::host::Host;
-use super::modules::{Modules, Presence, VDPA_SIM_NET};
+use super::modules::{Modules, Presence, TUN, VDPA_SIM_NET, VDUSE, VHOST_VDPA};
 use super::nics;
+
+/// The host's network interfaces.
+const INTERFACES: &str = "/sys/class/net";
 
 /// Possible paths of the daemon's unit.
 const UNITS: [&str; 3] = [
@@ -23,6 +26,7 @@ pub(super) fn commands(host: &Host) -> Vec<String> {
     };
     let boot = boot_files(host);
     let has_daemon = host.exists(SOCKET);
+    let printed = "/dev/vhost-vdpa-N    (printed by the previous command)".to_owned();
     if !has_daemon && UNITS.iter().any(|unit| host.exists(unit)) {
         commands.push("systemctl start bellhop".to_owned());
     } else if !has_daemon {
@@ -30,8 +34,9 @@ pub(super) fn commands(host: &Host) -> Vec<String> {
             Nic::There(path) => path,
             Nic::From(source) => {
                 commands.push(format!("bellhop nic create nic0 --from {source}"));
-                "/dev/vhost-vdpa-N    (printed by the previous command)".to_owned()
+                printed
             }
+            Nic::Printed => printed,
         };
         commands.push(format!("bellhop run {boot} --vdpa path={path}"));
         return commands;
@@ -39,6 +44,7 @@ pub(super) fn commands(host: &Host) -> Vec<String> {
     let nic = match nic {
         Nic::There(path) => format!("path={path}"),
         Nic::From(source) => format!("from={source}"),
+        Nic::Printed => format!("path={printed}"),
     };
     commands.push(format!("bellhop vm create test {boot} --nic {nic}"));
     commands.push("bellhop vm console test".to_owned());
@@ -51,6 +57,8 @@ enum Nic {
     There(String),
     /// A NIC created on this function.
     From(String),
+    /// A device that the last command prints.
+    Printed,
 }
 
 /// The best source on this host; adds the commands that it needs.
@@ -62,12 +70,47 @@ fn nic(host: &Host, commands: &mut Vec<String>) -> Option<Nic> {
     if let Some(function) = functions.iter().find(|function| function.is_source()) {
         return Some(Nic::From(format!("pci/{}", function.address)));
     }
-    let simulator = Modules::of(host).presence(VDPA_SIM_NET);
+    let modules = Modules::of(host);
+    if software(host, &modules, commands) {
+        return Some(Nic::Printed);
+    }
+    let simulator = modules.presence(VDPA_SIM_NET);
     if simulator == Presence::Loadable {
         commands.push(format!("modprobe {}", VDPA_SIM_NET.name));
     }
     let is_possible = simulator.is_possible();
     is_possible.then(|| Nic::From("vdpasim_net".to_owned()))
+}
+
+/// Adds the commands of a NIC without hardware, if this host can have one.
+fn software(host: &Host, modules: &Modules<'_>, commands: &mut Vec<String>) -> bool {
+    let needed = [VDUSE, VHOST_VDPA, TUN];
+    if !needed
+        .iter()
+        .all(|&one| modules.presence(one).is_possible())
+    {
+        return false;
+    }
+    let missing = needed
+        .iter()
+        .filter(|&&one| !modules.presence(one).is_here());
+    let missing: Vec<&str> = missing.map(|module| module.name).collect();
+    if !missing.is_empty() {
+        commands.push(format!("modprobe -a {}", missing.join(" ")));
+    }
+    let interfaces = host.sysfs_names(INTERFACES).unwrap_or_default();
+    let mut bridges = interfaces
+        .iter()
+        .filter(|name| host.exists(&format!("{INTERFACES}/{name}/bridge")));
+    let bridge = bridges.next().map_or("br0", String::as_str);
+    if !interfaces.iter().any(|name| name == bridge) {
+        commands.push(format!("ip link add {bridge} type bridge"));
+        commands.push(format!("ip link set {bridge} up"));
+    }
+    commands.push(format!(
+        "bellhop swnic sw0 --bridge {bridge}    (keeps running: continue in another terminal)"
+    ));
+    true
 }
 
 /// The options for a guest with this host's kernel; KERNEL is a placeholder if the host has none.
@@ -119,6 +162,29 @@ mod tests {
         assert_eq!(commands(&tree.host()), wanted);
         assert!(commands(&Tree::new().host()).is_empty());
         assert!(commands(&Tree::without_sysfs().host()).is_empty());
+    }
+
+    #[test]
+    fn a_host_with_vduse_has_a_nic_without_hardware() {
+        let tree = with_kernel();
+        let modules = "a/vduse.ko: b\na/vhost_vdpa.ko: b\na/tun.ko:\na/vdpa_sim_net.ko: b\n";
+        tree.file("/lib/modules/6.12/modules.dep", modules);
+        let all = commands(&tree.host());
+        let wanted = [
+            "modprobe -a vduse vhost_vdpa tun",
+            "ip link add br0 type bridge",
+            "ip link set br0 up",
+            "bellhop swnic sw0 --bridge br0    (keeps running: continue in another terminal)",
+        ];
+        assert_eq!(all[..4], wanted);
+        assert!(all[4].starts_with("bellhop run --kernel"), "{all:?}");
+        // A bridge that exists is used as it is.
+        tree.file("/sys/class/net/lan/bridge/stp_state", "0\n");
+        let all = commands(&tree.host());
+        assert!(
+            all[1].starts_with("bellhop swnic sw0 --bridge lan "),
+            "{all:?}"
+        );
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub enum Bench {
     Migration(MigrationArguments),
     /// Frames per second and processor time of relayed rings, beside QEMU's shadow virtqueues
     Rings(RingsArguments),
+    /// Frames per second and processor time of a NIC without hardware, beside QEMU's on a tap
+    Swnic(SwnicArguments),
     /// Frames per second of a virtual function by VFIO, beside QEMU's, and by vDPA
     Vfio(VfioArguments),
 }
@@ -126,6 +128,17 @@ pub struct RingsArguments {
     pub rounds: u32,
 }
 
+/// Arguments of `cargo lab bench swnic`.
+#[derive(Debug, Args)]
+pub struct SwnicArguments {
+    /// What every measurement takes.
+    #[command(flatten)]
+    pub common: Common,
+    /// Rounds for each size of frames, of which the medians are taken
+    #[arg(long, default_value_t = 9, value_parser = value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+}
+
 /// Arguments of `cargo lab bench vfio`.
 #[derive(Debug, Args)]
 pub struct VfioArguments {
@@ -146,6 +159,7 @@ impl Bench {
             Self::Mgmt(arguments) => &arguments.common,
             Self::Migration(arguments) => &arguments.common,
             Self::Rings(arguments) => &arguments.common,
+            Self::Swnic(arguments) => &arguments.common,
             Self::Vfio(arguments) => &arguments.common,
         }
     }
@@ -155,7 +169,11 @@ impl Bench {
         match self {
             Self::Doorbell(arguments) => arguments.rig,
             // `rings` loads the lab NIC's module only while it needs it.
-            Self::Footprint(_) | Self::Mgmt(_) | Self::Migration(_) | Self::Rings(_) => Rig::Sim,
+            Self::Footprint(_)
+            | Self::Mgmt(_)
+            | Self::Migration(_)
+            | Self::Rings(_)
+            | Self::Swnic(_) => Rig::Sim,
             // QEMU takes no frames from the simulator behind its virtio-iommu.
             Self::Iommu(_) | Self::Vfio(_) => Rig::Sriov,
         }

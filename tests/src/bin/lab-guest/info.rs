@@ -99,7 +99,9 @@ fn nic(name: &str) -> Value {
         "features": attribute(directory.join("device/features")),
         "status": attribute(directory.join("device/status")),
         "config_interrupts": config_interrupts(&directory),
-        "iommu": attribute(directory.join("device/../iommu_group/type")),
+        // The device is a virtio device of the PCI function, or the function itself.
+        "iommu": attribute(directory.join("device/../iommu_group/type"))
+            .or_else(|| attribute(directory.join("device/iommu_group/type"))),
         "rx_queues": queues(&directory, "rx-"),
         "tx_queues": queues(&directory, "tx-"),
     })

@@ -1,0 +1,125 @@
+//! NICs without hardware (`bellhop swnic`) for tests and measurements in the lab host.
+
+use crate::error::{Error, Result};
+use crate::process::die_with_parent;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long it may take to end.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A running `bellhop swnic`. Dropping it has it delete its devices.
+#[derive(Debug)]
+pub struct Swnic {
+    child: Child,
+    name: String,
+    shown: Value,
+}
+
+/// `bellhop swnic NAME …` with its output and messages in pipes.
+///
+/// # Errors
+/// [`Error::Missing`] outside of the lab.
+pub fn command(name: &str, words: &[&str]) -> Result<Command> {
+    let program = std::env::var_os("BELLHOP")
+        .ok_or_else(|| Error::missing("BELLHOP is not set", "run this with `cargo lab`"))?;
+    let mut command = Command::new(program);
+    command.args(["swnic", name, "-j"]).args(words);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    die_with_parent(&mut command);
+    Ok(command)
+}
+
+impl Swnic {
+    /// Starts it, and waits for its device.
+    ///
+    /// # Errors
+    /// [`Error::Start`]; [`Error::Invalid`] with its messages if it has no device.
+    pub fn start(name: &str, words: &[&str]) -> Result<Self> {
+        let mut child = command(name, words)?
+            .spawn()
+            .map_err(Error::system("start bellhop swnic"))?;
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            // Without a line the command has failed, and the messages have the reason.
+            let _ = BufReader::new(output).read_line(&mut line);
+        }
+        let Ok(shown) = serde_json::from_str::<Value>(&line) else {
+            let output = child.wait_with_output();
+            let output = output.map_err(Error::system("wait for bellhop swnic"))?;
+            let why = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(Error::invalid("bellhop swnic", why));
+        };
+        Ok(Self {
+            child,
+            name: name.to_owned(),
+            shown: shown["swnic"][name].clone(),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The vhost-vdpa device.
+    pub fn path(&self) -> &Path {
+        Path::new(self.shown["path"].as_str().unwrap_or_default())
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// [`Error::System`]
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).map_err(Error::system("send a signal"))
+    }
+
+    /// Waits for the end; returns the messages.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it does not end.
+    pub fn end(mut self) -> Result<(ExitStatus, String)> {
+        let failed = || Error::system("wait for bellhop swnic");
+        let begin = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().map_err(failed())? {
+                break status;
+            }
+            if begin.elapsed() > LIMIT {
+                return Err(Error::invalid(&self.name, "it does not end"));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let mut text = String::new();
+        if let Some(mut messages) = self.child.stderr.take() {
+            messages.read_to_string(&mut text).map_err(failed())?;
+        }
+        Ok((status, text))
+    }
+}
+
+impl Drop for Swnic {
+    fn drop(&mut self) {
+        let begin = Instant::now();
+        let _ = self.signal(Signal::TERM);
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if begin.elapsed() > LIMIT {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
