@@ -42,6 +42,17 @@ struct Shared {
     iommufd: Weak<Dma>,
 }
 
+impl Shared {
+    /// The address space that functions share.
+    fn space(&mut self, iommufd: bool) -> &mut Weak<Dma> {
+        if iommufd {
+            &mut self.iommufd
+        } else {
+            &mut self.container
+        }
+    }
+}
+
 vdpa::opaque_debug!(Passthrough, this => vm: this.vm);
 
 impl Passthrough {
@@ -90,21 +101,11 @@ impl Passthrough {
     /// Returns the address space that functions share.
     fn dma(&self, memory: &SharedMemory, iommufd: bool) -> Result<Arc<Dma>, Error> {
         let mut shared = self.shared.lock();
-        let open = if iommufd {
-            &shared.iommufd
-        } else {
-            &shared.container
-        };
-        if let Some(dma) = open.upgrade() {
+        if let Some(dma) = shared.space(iommufd).upgrade() {
             return Ok(dma);
         }
         let dma = self.new_dma(&mut shared, memory, iommufd, false)?;
-        let open = if iommufd {
-            &mut shared.iommufd
-        } else {
-            &mut shared.container
-        };
-        *open = Arc::downgrade(&dma);
+        *shared.space(iommufd) = Arc::downgrade(&dma);
         Ok(dma)
     }
 
