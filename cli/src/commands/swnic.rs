@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Run a NIC without hardware: a vDPA device in this process, on a bridge or a tap
 ///
 /// The command prints /dev/vhost-vdpa-N for `bellhop run --vdpa`, and stays in the foreground. One
-/// thread copies frames between the guest's rings and the tap.
+/// thread moves frames between the guest's rings and the tap.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 The kernel's modules vduse, vhost_vdpa and tun must be loaded; distributions ship them. With

@@ -5,8 +5,8 @@
 //!   driver's ring 0 <--Receive--- tap <-- bridge          stop eventfd --> the end
 //! ```
 //! One thread does all of it: [`Nic::serve`]. So a change of mappings never meets an access, and
-//! there is no lock. A frame is copied once, with its virtio-net header, between the tap and the
-//! driver's buffers; the tap passes checksum and segmentation offloads through. Nothing is
+//! there is no lock. A frame is copied once, with its virtio-net header, on its way to the driver's
+//! buffers; the tap passes checksum and segmentation offloads through. Nothing is
 //! allocated for a frame. The buffers belong to the driver: they may be malformed, unmapped, or
 //! change at any time. A driver that breaks a ring stops that ring until it resets the device.
 

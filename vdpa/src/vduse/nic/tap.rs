@@ -1,7 +1,7 @@
 //! The tap: the host's end of the cable.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 
 use virtio_bindings::virtio_net::{
@@ -152,12 +152,29 @@ impl Tap {
         }
     }
 
-    /// Sends a frame. The tap drops it if its header is invalid or the interface is down, as a NIC
-    /// without a cable would.
-    pub(super) fn write(&self, frame: &[u8]) -> bool {
-        (&self.file).write(frame).is_ok()
+    /// Sends a frame. The tap drops it if its header is invalid, it has too many pieces or the
+    /// interface is down, as a NIC without a cable would.
+    ///
+    /// # Safety
+    /// The frame's memory must be mapped during the call.
+    pub(super) unsafe fn write(&self, frame: &Vectors) -> bool {
+        let count = libc::c_int::try_from(frame.0.len()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: needed because safe interfaces take references, and a driver changes its memory
+        // at any time. The kernel reads `count` entries, as many as there are, and the caller
+        // vouches for their addresses.
+        unsafe { libc::writev(self.file.as_raw_fd(), frame.0.as_ptr(), count) >= 0 }
     }
 }
+
+/// Addresses in this process of a frame in the driver's memory.
+#[derive(Default)]
+pub(super) struct Vectors(pub(super) Vec<libc::iovec>);
+
+// SAFETY: needed because raw pointers are not `Send`. Between two turns there are none, and only the
+// kernel accesses memory through them.
+unsafe impl Send for Vectors {}
+
+crate::opaque_debug!(Vectors, this => len: this.0.len());
 
 fn check(result: i32) -> io::Result<()> {
     if result < 0 {

@@ -1,26 +1,23 @@
-//! Frames from the driver's transmit queue to the tap.
+//! Frames from the driver's transmit queue to the tap, without a copy in this process.
 
-use vm_memory::{Bytes as _, GuestAddress};
+use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 
 use super::receive::Fault;
-use super::tap::Tap;
+use super::tap::{Tap, Vectors};
 use super::{BUDGET, FRAME_MAX, HEADER, Turn};
 use crate::memory::DeviceMemory;
 use crate::ring::{DeviceQueue, Direction, Piece};
 
 /// The state of the transmit queue beside its ring.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Transmit {
-    frame: Box<[u8]>,
     pieces: Vec<Piece>,
+    vectors: Vectors,
 }
 
 impl Transmit {
     pub(super) fn new() -> Self {
-        Self {
-            frame: vec![0; FRAME_MAX].into_boxed_slice(),
-            pieces: Vec::new(),
-        }
+        Self::default()
     }
 
     /// Passes frames until the driver has no more.
@@ -41,29 +38,38 @@ impl Transmit {
                 break;
             };
             // A frame that the driver does not map or that is too long is dropped.
-            if let Some(frame) = self.copy(memory) {
-                let _ = tap.write(frame);
+            if self.find(memory).is_some() {
+                // SAFETY: needed to pass the frame without a copy. The addresses are those of the
+                // driver's memory, which `memory` keeps mapped during the call. No Rust reference
+                // points into it.
+                let _ = unsafe { tap.write(&self.vectors) };
             }
             ring.push_used(id, 0)?;
         }
+        self.vectors.0.clear();
         let interrupt = ring.publish()?;
         Ok(Turn { again, interrupt })
     }
 
-    /// Copies the frame of the current chain, with its header.
-    fn copy(&mut self, memory: &DeviceMemory) -> Option<&[u8]> {
-        let mut filled = 0_usize;
+    /// Finds the memory of the current chain's frame, with its header.
+    fn find(&mut self, memory: &DeviceMemory) -> Option<()> {
+        self.vectors.0.clear();
+        let mut len = 0_usize;
         for piece in &self.pieces {
             if piece.direction != Direction::DeviceReads {
                 break;
             }
-            let end = filled.checked_add(usize::try_from(piece.len).ok()?)?;
-            let part = self.frame.get_mut(filled..end)?;
-            memory.read_slice(part, GuestAddress(piece.iova.0)).ok()?;
-            filled = end;
+            let more = usize::try_from(piece.len).ok()?;
+            len = len.checked_add(more).filter(|&len| len <= FRAME_MAX)?;
+            let address = GuestAddress(piece.iova.0);
+            for slice in memory.get_slices(address, more, Permissions::Read).ok()? {
+                let slice = slice.ok()?;
+                self.vectors.0.push(libc::iovec {
+                    iov_base: slice.ptr_guard().as_ptr().cast_mut().cast(),
+                    iov_len: slice.len(),
+                });
+            }
         }
-        self.frame
-            .get(..filled)
-            .filter(|frame| frame.len() > HEADER)
+        (len > HEADER).then_some(())
     }
 }
