@@ -188,6 +188,13 @@ impl Report {
     }
 }
 
+/// The failed test of a line, as a harness prints it with and without `--quiet`.
+pub fn failed(line: &str) -> Option<&str> {
+    let quiet = line.strip_suffix(" --- FAILED");
+    let other = || result(line).filter(|(_, passed)| !passed);
+    quiet.or_else(|| other().map(|(name, _)| name))
+}
+
 /// The test of a result's line, and whether it passed.
 fn result(line: &str) -> Option<(&str, bool)> {
     let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
@@ -207,6 +214,19 @@ mod tests {
         let mut report = Report::new(&tests);
         lines.iter().for_each(|line| report.read(line));
         report
+    }
+
+    #[test]
+    fn a_failed_test_is_named_in_both_formats() {
+        assert_eq!(failed("a::b --- FAILED"), Some("a::b"));
+        assert_eq!(failed("test a::b ... FAILED"), Some("a::b"));
+        for line in [
+            "test a ... ok",
+            "test result: FAILED. 1 passed",
+            "...... 3/9",
+        ] {
+            assert_eq!(failed(line), None, "{line}");
+        }
     }
 
     #[test]

@@ -174,20 +174,20 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
         if let Some(coverage) = &coverage {
             coverage.unit_test(&mut command);
         }
-        summary.tally += stream(&mut command)?;
+        summary.tally += stream(&mut command, &mut summary.failures)?;
     }
     if filter.includes_documentation() {
         let mut command = process::cargo();
         command
             .args(["test", "--doc", "--quiet", "--no-fail-fast", "--workspace"])
             .current_dir(&repository);
-        summary.tally += stream(&mut command)?;
+        summary.tally += stream(&mut command, &mut summary.failures)?;
     }
     summary.phase("unit and documentation tests");
     if place.here.is_wanted() {
         for harness in &harnesses {
             println!("lab: {}, on this machine", harness.name);
-            summary.tally += run_here(harness)?;
+            summary.tally += run_here(harness, &mut summary.failures)?;
         }
     } else if !harnesses.is_empty() {
         in_lanes(&lab, harnesses, place, effort.soak, &mut summary)?;
@@ -304,8 +304,9 @@ fn listed<'a>(built: &'a [Built], filter: &Filter) -> Result<Listed<'a>> {
     Ok(all)
 }
 
-/// Runs a program, shows its output as it arrives, and counts the results.
-fn stream(command: &mut Command) -> Result<Tally> {
+/// Runs a program, shows its output as it arrives, and counts the results. Adds the names of failed
+/// tests to `failures`.
+fn stream(command: &mut Command, failures: &mut Vec<String>) -> Result<Tally> {
     let program = command.get_program().to_string_lossy().into_owned();
     let started = |source| Error::Start {
         program: program.clone(),
@@ -325,6 +326,7 @@ fn stream(command: &mut Command) -> Result<Tally> {
             let line = String::from_utf8_lossy(&line);
             println!("{line}");
             tally.read(&line);
+            failures.extend(libtest::failed(&line).map(str::to_owned));
         }
     }
     let status = child.wait().map_err(started)?;
@@ -367,7 +369,7 @@ fn in_lanes(
     Ok(())
 }
 
-fn run_here(harness: &Harness<'_>) -> Result<Tally> {
+fn run_here(harness: &Harness<'_>, failures: &mut Vec<String>) -> Result<Tally> {
     let execute = harness.execute(&harness.tests)?;
     here::check()?;
     let mut command = Command::new(harness.program);
@@ -376,7 +378,7 @@ fn run_here(harness: &Harness<'_>) -> Result<Tally> {
         .envs(&execute.environment)
         .env("BELLHOP_LAB", "here")
         .current_dir(&execute.directory);
-    stream(&mut command)
+    stream(&mut command, failures)
 }
 
 #[cfg(test)]

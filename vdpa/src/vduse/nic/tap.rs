@@ -152,8 +152,8 @@ impl Tap {
         }
     }
 
-    /// Sends a frame. The tap drops it if its header is invalid, it has too many pieces or the
-    /// interface is down, as a NIC without a cable would.
+    /// Sends a frame. The tap drops one with an invalid header or too many pieces. It also drops
+    /// frames while the interface is down, as a NIC without a cable would.
     ///
     /// # Safety
     /// The frame's memory must be mapped during the call.
@@ -170,8 +170,8 @@ impl Tap {
 #[derive(Default)]
 pub(super) struct Vectors(pub(super) Vec<libc::iovec>);
 
-// SAFETY: needed because raw pointers are not `Send`. Between two turns there are none, and only the
-// kernel accesses memory through them.
+// SAFETY: needed because raw pointers are not `Send`. Between two turns there are none, and only
+// the kernel accesses memory through them.
 unsafe impl Send for Vectors {}
 
 crate::opaque_debug!(Vectors, this => len: this.0.len());

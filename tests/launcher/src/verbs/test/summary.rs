@@ -24,6 +24,8 @@ pub(super) struct Summary {
     pub(super) files_left_out: usize,
     /// Tests of the other files that it leaves out.
     pub(super) tests_left_out: usize,
+    /// Unit and documentation tests that failed.
+    pub(super) failures: Vec<String>,
     ended: Ended,
     phases: Vec<(&'static str, Duration)>,
     last: Instant,
@@ -35,6 +37,7 @@ impl Default for Summary {
             tally: Tally::default(),
             files_left_out: 0,
             tests_left_out: 0,
+            failures: Vec::new(),
             ended: Ended::default(),
             phases: Vec::new(),
             last: Instant::now(),
@@ -100,7 +103,7 @@ impl Summary {
             self.tally.failed += 1;
         }
         // At the end: logs of CI are cut at their beginning.
-        for failure in &self.ended.failures {
+        for failure in self.failures.iter().chain(&self.ended.failures) {
             println!("lab: failed: {failure}");
         }
         println!("{} passed, {} failed", self.tally.passed, self.tally.failed);
