@@ -1,9 +1,10 @@
-//! The one constructor of eventfds.
+//! The one constructor of eventfds, and their descriptors.
 //!
 //! A program that this process executes must not inherit any. `EventFd::new` takes flags, and a
 //! call without EFD_CLOEXEC looks right, so `clippy.toml` forbids it everywhere else.
 
 use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -14,6 +15,14 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 #[expect(clippy::disallowed_methods, reason = "the flags are complete here")]
 pub fn new() -> io::Result<EventFd> {
     EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
+}
+
+/// The descriptor of an eventfd, to wait for it.
+#[must_use]
+pub fn descriptor(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: needed because `EventFd` has no `AsFd`. The descriptor is open for as long as `event`
+    // is borrowed, and so is the result.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
 #[cfg(test)]

@@ -8,13 +8,13 @@
 
 mod leftover;
 
-use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::{Entry, Format, Layout, Listing};
+use vdpa::eventfd;
 use vdpa::vduse::Control;
 use vdpa::vduse::nic::{Configuration, Nic, Tap};
 use vdpa_mgmt::bus::{Bus, BusDevice};
@@ -22,7 +22,6 @@ use vdpa_mgmt::link::Links;
 use vdpa_mgmt::{Connection, ErrorKind, NewDevice};
 use vmm::config::MacAddress;
 use vmm::sandbox::privileges;
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::signals::StopSignals;
 
@@ -107,7 +106,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     let description = configuration.description();
     let (created, device) = control.create(name, &description).map_err(failed)?;
     let mut nic = Nic::new(device, tap, &configuration).map_err(failed)?;
-    let stop = vdpa::eventfd::new().map_err(Error::context("cannot create an eventfd"))?;
+    let stop = eventfd::new().map_err(Error::context("cannot create an eventfd"))?;
     let served = thread::scope(|scope| {
         let stop = &stop;
         let server = thread::Builder::new()
@@ -116,7 +115,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
             .spawn_scoped(scope, move || {
                 let reduced = privileges::give_up();
                 reduced.map_err(Error::context("cannot give up the privileges"))?;
-                nic.serve(readable(stop)).map_err(failed)
+                nic.serve(eventfd::descriptor(stop)).map_err(failed)
             })
             .map_err(Error::context("cannot start the packet thread"))?;
         let shown = add(&connection, &new).and_then(|device| show(arguments, &device, format));
@@ -136,12 +135,6 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     });
     drop(created);
     served.map(|()| Code::Success)
-}
-
-/// An eventfd as it is waited for.
-fn readable(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the descriptor belongs to `event`, which lives as long as the result.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
 /// An error of the library, whose text names the remedy.

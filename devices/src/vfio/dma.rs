@@ -90,17 +90,29 @@ impl Space {
     }
 }
 
-/// Requests of mappings with a given access.
+/// Mappings, by requests of Bellhop's: `vfio-ioctls` maps all memory writable.
 impl Space {
-    pub(super) fn map(&self, iova: u64, len: u64, host: u64, access: Access) -> io::Result<()> {
+    /// Maps `len` bytes at the address `host` of this process.
+    ///
+    /// # Safety
+    /// The memory must be guest RAM, which devices may change at any time. It must stay until the
+    /// mapping is removed, or until all devices have left the address space.
+    pub(super) unsafe fn map(
+        &self,
+        iova: u64,
+        len: u64,
+        host: u64,
+        access: Access,
+    ) -> io::Result<()> {
         let (read, write) = (
             access.allows(Access::ReadOnly),
             access.allows(Access::WriteOnly),
         );
         match self {
-            Self::Container(container) => {
+            // SAFETY: needed for the request. The caller vouches for the memory.
+            Self::Container(container) => unsafe {
                 uapi::map_dma(&**container, (iova, len), host, (read, write))
-            }
+            },
             Self::Iommufd(iommufd) => {
                 let mut flags = IOMMU_IOAS_MAP_FIXED_IOVA;
                 flags |= if read { IOMMU_IOAS_MAP_READABLE } else { 0 };
@@ -295,21 +307,21 @@ impl Dma {
         if let Some(reachable) = self.space.reachable()? {
             check_reachable(&ram, &reachable)?;
         }
-        let operations = self.space.operations();
         let map = |range: &RamRange| {
-            let len = usize::try_from(range.len).unwrap_or(usize::MAX);
+            let host = u64::try_from(range.host.expose_provenance()).map_err(io::Error::other)?;
             // SAFETY: needed so that devices reach guest RAM. The range is one mapped region of
             // `self.memory`, which no Rust reference points into. A device keeps the address space
             // and this value, so the memory stays mapped until the devices are closed.
-            unsafe { operations.vfio_dma_map(range.start, len, range.host) }
+            unsafe {
+                self.space
+                    .map(range.start, range.len, host, Access::ReadWrite)
+            }
         };
         map_all(&ram, map, |range| self.unmap(range)).map_err(cannot_map)
     }
 
     fn unmap(&self, range: &RamRange) {
-        let len = usize::try_from(range.len).unwrap_or(usize::MAX);
-        let unmapped = self.space.operations().vfio_dma_unmap(range.start, len);
-        if let Err(error) = unmapped {
+        if let Err(error) = self.space.unmap(range.start, range.len) {
             tracing::error!(address = range.start, %error, "cannot unmap guest RAM from VFIO");
         }
     }
@@ -367,14 +379,8 @@ fn map_all<E>(
     Ok(())
 }
 
-fn cannot_map((address, source): (u64, VfioError)) -> Error {
-    let full = match &source {
-        VfioError::IommuDmaMap(error)
-        | VfioError::IommufdIoctlError(IommufdError::IommuIoasMap(error)) => {
-            error.errno() == libc::ENOMEM
-        }
-        _ => false,
-    };
+fn cannot_map((address, source): (u64, io::Error)) -> Error {
+    let full = source.raw_os_error() == Some(libc::ENOMEM);
     let remedy = if full {
         ": raise the limit of locked memory (ulimit -l, LimitMEMLOCK=) to the guest's memory and \
          as much again for each vDPA device"
@@ -437,12 +443,11 @@ mod tests {
 
     #[test]
     fn the_limit_of_locked_memory_is_named() {
-        let text =
-            |errno| cannot_map((0, VfioError::IommuDmaMap(SysError::new(errno)))).to_string();
-        assert!(text(libc::ENOMEM).contains("LimitMEMLOCK="));
-        assert!(!text(libc::EFAULT).contains("LimitMEMLOCK="));
-        let error = IommufdError::IommuIoasMap(SysError::new(libc::ENOMEM));
-        let text = cannot_map((0, VfioError::IommufdIoctlError(error))).to_string();
-        assert!(text.contains("LimitMEMLOCK="));
+        let text = |error: io::Error| cannot_map((0, error)).to_string();
+        let errno_of = io::Error::from_raw_os_error;
+        assert!(text(errno_of(libc::ENOMEM)).contains("LimitMEMLOCK="));
+        assert!(!text(errno_of(libc::EFAULT)).contains("LimitMEMLOCK="));
+        let by_iommufd = IommufdError::IommuIoasMap(SysError::new(libc::ENOMEM));
+        assert!(text(errno(by_iommufd)).contains("LimitMEMLOCK="));
     }
 }

@@ -119,14 +119,18 @@ impl IotlbSink for Space {
                 host_address,
                 access,
                 ..
-            } => self.map(iova, size, host_address, access),
+            } => {
+                // SAFETY: needed to map guest memory. `Iotlb` sends addresses of a `DmaRegion`, and
+                // keeps the region while it is mapped.
+                unsafe { self.map(iova, size, host_address, access) }
+            }
             IotlbMessage::Invalidate { iova, size, .. } => self.unmap(iova, size),
             // The kernel has no brackets: each request takes effect at once.
             IotlbMessage::BatchBegin { .. } | IotlbMessage::BatchEnd { .. } => Ok(()),
         }
     }
 
-    /// Nothing: the kernel discards the address space after the function, which is closed before.
+    /// Does nothing: the function is closed before, and the address space ends with this value.
     fn stop(&self) -> io::Result<()> {
         Ok(())
     }

@@ -167,8 +167,9 @@ pub(super) fn iova_ranges(container: &impl AsRawFd) -> io::Result<Option<Vec<(u6
 /// Maps memory of this process in a container. `range` is address and length, and `access` whether
 /// devices may read and write it.
 ///
-/// The memory must be guest RAM, which devices may change at any time.
-pub(super) fn map_dma(
+/// # Safety
+/// The memory must be guest RAM, which devices may change at any time, and stay while it is mapped.
+pub(super) unsafe fn map_dma(
     container: &impl AsRawFd,
     (iova, size): (u64, u64),
     vaddr: u64,
@@ -183,7 +184,8 @@ pub(super) fn map_dma(
         iova,
         size,
     };
-    // SAFETY: needed for the request. It reads this structure, whose length it has.
+    // SAFETY: needed for the request. It reads this structure, whose length it has. The caller
+    // vouches for the memory.
     unsafe { ioctl(container, IOMMU_MAP_DMA, ptr::from_mut(&mut request).cast()) }?;
     Ok(())
 }

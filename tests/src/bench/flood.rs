@@ -12,7 +12,7 @@ use crate::guest::Guest;
 const SINK: &str = "52:54:5e:11:59:7f";
 
 /// Seconds for which a guest sends. It reports the rate of the last three quarters.
-pub(super) const SENDING: u64 = 4;
+const SENDING: u64 = 4;
 
 /// The most frames that the device has not used yet when the guest stops: a whole queue.
 const QUEUE: u64 = 256;
@@ -33,8 +33,8 @@ pub(super) struct Sent {
 ///
 /// # Errors
 /// [`Error::Invalid`] when its device did not take them.
-pub(super) fn flood(guest: &mut Guest, seconds: u64, size: u32) -> Result<Sent> {
-    let flood = format!("flood {seconds} {size} eth0 to {SINK}");
+pub(super) fn flood(guest: &mut Guest, size: u32) -> Result<Sent> {
+    let flood = format!("flood {SENDING} {size} eth0 to {SINK}");
     guest.listen(&flood)?;
     let answer = guest.answer(&flood, LIMIT)?;
     let number = |value: &Value| value.as_u64().unwrap_or_default();

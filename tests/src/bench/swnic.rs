@@ -15,7 +15,7 @@ use std::time::Duration;
 use launcher::verbs::bench::SwnicArguments;
 use serde::Serialize;
 
-use super::flood::{LIMIT, SENDING, flood};
+use super::flood::{LIMIT, flood};
 use super::{peer, print_json};
 use crate::error::Result;
 use crate::figures::{median, ratios, rounded};
@@ -132,7 +132,7 @@ fn part(contender: &mut Contender, bytes: u32) -> Result<Part> {
         processes.iter().map(|&pid| processor_time(pid)).sum()
     };
     let before = time(&contender.processes)?;
-    let sent = flood(&mut contender.guest, SENDING, bytes)?;
+    let sent = flood(&mut contender.guest, bytes)?;
     let spent = time(&contender.processes)?.saturating_sub(before);
     Ok(Part {
         frames_per_second: sent.frames_per_second,

@@ -13,7 +13,7 @@ use std::process::Command;
 use launcher::verbs::bench::VfioArguments;
 use serde::Serialize;
 
-use super::flood::{LIMIT, SENDING, flood};
+use super::flood::{LIMIT, flood};
 use super::{peer, print_json};
 use crate::error::Result;
 use crate::figures::{median, ratios, rounded};
@@ -113,7 +113,7 @@ fn part(guest: &mut Guest, reports_exits: bool) -> Result<Part> {
         Ok(kvm_statistics::read(guest)?.get("exits").copied())
     };
     let before = exits(guest)?;
-    let sent = flood(guest, SENDING, SIZE)?;
+    let sent = flood(guest, SIZE)?;
     let after = exits(guest)?;
     let exits = after.zip(before);
     let exits = exits.map(|(after, before)| u32::try_from(after.saturating_sub(before)));

@@ -387,10 +387,7 @@ impl ControlQueue {
     }
 
     fn call_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        use std::os::fd::{AsRawFd, BorrowedFd};
-        // SAFETY: EventFd has no `AsFd`. The number is that of an open file
-        // which `self.call` owns, and the result borrows `self`.
-        unsafe { BorrowedFd::borrow_raw(self.call.as_raw_fd()) }
+        crate::eventfd::descriptor(&self.call)
     }
 }
 

@@ -6,7 +6,7 @@
 //! A slot is a fixed place for one packet. The queue tracks the slot of each chain, independently
 //! of the direction of packets.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
@@ -267,9 +267,7 @@ impl Virtqueue {
     }
 
     pub(super) fn call_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: EventFd has no `AsFd`. The number is that of an open file, which `self.call`
-        // owns, and the result borrows `self`.
-        unsafe { BorrowedFd::borrow_raw(self.call.as_raw_fd()) }
+        crate::eventfd::descriptor(&self.call)
     }
 
     pub(super) fn memory(&self) -> &SharedBuffer {

@@ -193,11 +193,9 @@ impl DeviceManager {
             }
         };
         let slot = self.add_function(&id, slot, device.clone())?;
-        let endpoint = if translated {
-            Some(self.enter_iommu(&id, slot, device.clone())?)
-        } else {
-            None
-        };
+        let endpoint = translated
+            .then(|| self.enter_iommu(&id, slot, device.clone()))
+            .transpose()?;
         if let Err(error) = poll(events, number, &device.events()) {
             self.pci.remove(slot);
             self.leave_iommu(endpoint);

@@ -26,7 +26,7 @@ pub(super) fn commands(host: &Host) -> Vec<String> {
     };
     let boot = boot_files(host);
     let has_daemon = host.exists(SOCKET);
-    let printed = "/dev/vhost-vdpa-N    (printed by the previous command)".to_owned();
+    let printed = |by: &str| format!("/dev/vhost-vdpa-N    (printed by {by})");
     if !has_daemon && UNITS.iter().any(|unit| host.exists(unit)) {
         commands.push("systemctl start bellhop".to_owned());
     } else if !has_daemon {
@@ -34,9 +34,9 @@ pub(super) fn commands(host: &Host) -> Vec<String> {
             Nic::There(path) => path,
             Nic::From(source) => {
                 commands.push(format!("bellhop nic create nic0 --from {source}"));
-                printed
+                printed("the previous command")
             }
-            Nic::Printed => printed,
+            Nic::Software => printed("bellhop swnic"),
         };
         commands.push(format!("bellhop run {boot} --vdpa path={path}"));
         return commands;
@@ -44,7 +44,7 @@ pub(super) fn commands(host: &Host) -> Vec<String> {
     let nic = match nic {
         Nic::There(path) => format!("path={path}"),
         Nic::From(source) => format!("from={source}"),
-        Nic::Printed => format!("path={printed}"),
+        Nic::Software => format!("path={}", printed("bellhop swnic")),
     };
     commands.push(format!("bellhop vm create test {boot} --nic {nic}"));
     commands.push("bellhop vm console test".to_owned());
@@ -57,8 +57,8 @@ enum Nic {
     There(String),
     /// A NIC created on this function.
     From(String),
-    /// A device that the last command prints.
-    Printed,
+    /// A device that `bellhop swnic` prints.
+    Software,
 }
 
 /// The best source on this host; adds the commands that it needs.
@@ -72,7 +72,7 @@ fn nic(host: &Host, commands: &mut Vec<String>) -> Option<Nic> {
     }
     let modules = Modules::of(host);
     if software(host, &modules, commands) {
-        return Some(Nic::Printed);
+        return Some(Nic::Software);
     }
     let simulator = modules.presence(VDPA_SIM_NET);
     if simulator == Presence::Loadable {

@@ -24,7 +24,6 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::{PartialSchema, ToSchema};
-use vdpa::causes::in_one_line;
 use vdpa_mgmt::NetConfig;
 use vdpa_mgmt::pci::Address;
 use vmm::config::{DiskConfig, IommuConfig, VfioConfig, VmConfig};
@@ -192,11 +191,8 @@ impl VmSpec {
             let function = functions.find(|function| function.name() == *name);
             let function = function
                 .ok_or_else(|| Error::invalid(format!("vfio: the VM has no function {name}")))?;
-            let bad = |error| Error::invalid(format!("vfio: {name}: {error}"));
-            let there: Address = address.parse().map_err(|error| bad(in_one_line(&error)))?;
-            let there: VfioConfig = format!("host={there}")
-                .parse()
-                .map_err(|error| bad(in_one_line(&error)))?;
+            let there: VfioConfig = serde_json::from_value(json!({ "host": address }))
+                .map_err(|error| Error::invalid(format!("vfio: {name}: {error}")))?;
             // The guest's device keeps its name, which may be the address here.
             function.id = Some(name.clone());
             function.path = there.path;

@@ -3,10 +3,11 @@
 use std::thread;
 
 use bellhop_common::error::Error;
+use vdpa::eventfd;
 use vdpa::vduse::{Control, Device};
 use vdpa_mgmt::{Connection, ErrorKind};
 
-use super::{MGMTDEV, failed, readable};
+use super::{MGMTDEV, failed};
 
 /// Deletes the devices `name`, unless a process serves or uses them. The tap of a killed process
 /// ended with it.
@@ -28,11 +29,11 @@ pub(super) fn delete(connection: &Connection, control: &Control, name: &str) -> 
     let device = Device::open(name).map_err(failed)?;
     tracing::warn!(name, "deleting the NIC of a process that was killed");
     if added {
-        let stop = vdpa::eventfd::new().map_err(Error::context("cannot create an eventfd"))?;
+        let stop = eventfd::new().map_err(Error::context("cannot create an eventfd"))?;
         thread::scope(|scope| {
             // A driver that is taken away resets the device, and waits for the answer. The device
             // is deleted without answers, too, but later.
-            scope.spawn(|| drop(device.idle(readable(&stop))));
+            scope.spawn(|| drop(device.idle(eventfd::descriptor(&stop))));
             let deleted = connection.delete(name);
             let _ = stop.write(1);
             deleted

@@ -15,7 +15,6 @@
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -240,8 +239,5 @@ fn rest(set: &SvqSet, shared: &Shared, pause: Pause) {
 }
 
 fn watched(event: &EventFd) -> PollFd<'_> {
-    // SAFETY: needed because `EventFd` does not implement `AsFd`. The descriptor is
-    // open for as long as `event` is borrowed, which the result's lifetime is.
-    let fd = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
-    PollFd::from_borrowed_fd(fd, PollFlags::IN)
+    PollFd::from_borrowed_fd(vdpa::eventfd::descriptor(event), PollFlags::IN)
 }

@@ -415,7 +415,7 @@ fn sleep(ends: &[End], changed: &EventFd, limit: Duration) -> Result<()> {
             ]
         })
         .chain([PollFd::from_borrowed_fd(
-            wait::descriptor(changed),
+            vdpa::eventfd::descriptor(changed),
             PollFlags::IN,
         )])
         .collect();

@@ -1,19 +1,10 @@
 //! Waiting for eventfds.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, Timespec, poll};
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::error::{Error, Result};
-
-/// An eventfd's descriptor.
-pub(super) fn descriptor(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: needed because EventFd has no `AsFd`. The descriptor is open for as
-    // long as `event` is borrowed, and so is the result.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
-}
 
 /// Waits at most `limit` until a descriptor is ready; `false` if none is.
 ///

@@ -27,6 +27,7 @@ use super::tap::Tap;
 use super::transmit::Transmit;
 use crate::Error;
 use crate::device::VringBase;
+use crate::eventfd;
 use crate::memory::DeviceMemory;
 use crate::ring::{DeviceQueue, GuestRing, RingFeatures};
 
@@ -94,7 +95,7 @@ impl Nic {
     pub fn new(device: Device, tap: Tap, configuration: &Configuration) -> Result<Self, Error> {
         let queue = || -> Result<Queue, Error> {
             Ok(Queue {
-                kick: crate::eventfd::new().map_err(Error::context("cannot create an eventfd"))?,
+                kick: eventfd::new().map_err(Error::context("cannot create an eventfd"))?,
                 info: None,
                 ring: None,
                 is_broken: false,
@@ -129,10 +130,7 @@ impl Nic {
         let edge = EventFlags::IN | EventFlags::ET;
         add(self.tap.as_fd(), TAP, edge)?;
         for (name, queue) in (0..).zip(&self.queues) {
-            // SAFETY: `kick` owns the descriptor, and lives longer than this borrow of it.
-            let fd =
-                unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&queue.kick)) };
-            add(fd, name, edge)?;
+            add(eventfd::descriptor(&queue.kick), name, edge)?;
         }
         add(self.device.as_fd(), MESSAGE, EventFlags::IN)?;
         add(stop, STOP, EventFlags::IN)?;

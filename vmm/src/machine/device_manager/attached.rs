@@ -105,10 +105,9 @@ impl DeviceManager {
                 Error::unusable(format!("cannot use VFIO device {id}")).because(source)
             })?;
         let slot = self.add_function(&id, slot, device.clone())?;
-        let endpoint = match translation {
-            Some(translation) => Some(self.enter_iommu(&id, slot, translation)?),
-            None => None,
-        };
+        let endpoint = translation
+            .map(|translation| self.enter_iommu(&id, slot, translation))
+            .transpose()?;
         if let Err(error) = poll(events, number, &device.events()) {
             self.pci.remove(slot);
             self.leave_iommu(endpoint);
