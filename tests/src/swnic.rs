@@ -8,6 +8,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+use vdpa_mgmt::nic::server;
 
 /// How long it may take to end.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -69,6 +70,45 @@ impl Swnic {
     /// The process.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The process that keeps the tap and the device, and its worker, which moves the frames.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it has none.
+    pub fn processes(&self) -> Result<[Pid; 2]> {
+        let none = || Error::invalid(&self.name, "it has no process");
+        let server = server::holder(&self.name);
+        let server = server.map_err(Error::system("find the process of a NIC"))?;
+        let server = server.ok_or_else(none)?;
+        let number = server.as_raw_pid();
+        let children = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
+        let children = children.unwrap_or_default();
+        let worker = children
+            .split_whitespace()
+            .next()
+            .and_then(|pid| pid.parse().ok());
+        let worker = worker.and_then(Pid::from_raw).ok_or_else(none)?;
+        Ok([server, worker])
+    }
+
+    /// Waits until another worker than this one serves the NIC, in its sandbox.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it does not get one.
+    pub fn await_other_worker(&self, than: Pid) -> Result<()> {
+        let begin = Instant::now();
+        let serves = |worker: Pid| {
+            let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
+            worker != than && status.is_ok_and(|status| status.contains("Seccomp:\t2"))
+        };
+        while !self.processes().is_ok_and(|[_, worker]| serves(worker)) {
+            if begin.elapsed() > LIMIT {
+                return Err(Error::invalid(&self.name, "no other worker follows"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 
     /// The vhost-vdpa device.

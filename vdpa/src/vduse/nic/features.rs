@@ -15,6 +15,9 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use super::super::Description;
 use crate::control_queue::MacAddress;
 
+/// The feature of packed rings, as a mask.
+pub const PACKED: u64 = 1 << VIRTIO_F_RING_PACKED;
+
 /// Without these a driver cannot use the device.
 const REQUIRED: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_F_ACCESS_PLATFORM;
 
@@ -48,8 +51,8 @@ pub struct Configuration {
     pub mac: MacAddress,
     /// Largest packet in bytes, without the Ethernet header.
     pub mtu: u16,
-    /// Whether packed rings are not offered.
-    pub is_split: bool,
+    /// The features to offer, of [`OFFERED`]; those that VDUSE requires are always among them.
+    pub features: u64,
 }
 
 impl Configuration {
@@ -72,11 +75,7 @@ impl Configuration {
     }
 
     pub(super) fn features(&self) -> u64 {
-        if self.is_split {
-            OFFERED & !(1 << VIRTIO_F_RING_PACKED)
-        } else {
-            OFFERED
-        }
+        self.features & OFFERED | REQUIRED
     }
 }
 

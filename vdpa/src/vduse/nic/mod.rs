@@ -16,7 +16,7 @@ mod serve;
 mod tap;
 mod transmit;
 
-pub use self::features::{Configuration, OFFERED, QUEUES};
+pub use self::features::{Configuration, OFFERED, PACKED, QUEUES};
 pub use self::serve::Nic;
 pub use self::tap::Tap;
 
