@@ -3,7 +3,8 @@
 //! On the rig *sim*, it creates a vDPA device on the kernel's simulator and boots a Linux guest
 //! with it as its NIC. It sends 1,000 checked frames and reports the cost. On *sriov*, two guests
 //! exchange frames (`demo/sriov.rs`). With `--vfio` one of them also has a function by VFIO
-//! (`demo/vfio.rs`). On *vduse*, two guests have NICs without hardware (`demo/vduse.rs`). Guests run Debian's stock kernel from the lab host's root.
+//! (`demo/vfio.rs`). On *vduse*, two guests have NICs without hardware (`demo/vduse.rs`). Guests
+//! run Debian's stock kernel from the lab host's root.
 
 mod sriov;
 mod vduse;

@@ -95,7 +95,7 @@ or, on a NIC in switchdev mode (`devlink dev eswitch show`; the command does not
   a subfunction      port added with the lowest free sfnum, address and rates set, activated
   its device         waited for, enable_vnet set, reloaded
 or, with --from software:
-  a process          serves a new tap of this name through VDUSE; another one follows if it is killed
+  a process          serves a new tap of this name through VDUSE
 and then
   the device         added, bound to vhost_vdpa, and its character device waited for
   the connection     with --connect: in switchdev mode the representor becomes an untagged port of

@@ -18,7 +18,7 @@ pub struct DemoArguments {
     #[arg(long)]
     pub json: bool,
     /// The lab host's equipment: sim (one guest on the kernel's simulator), sriov (two guests on
-    /// virtual functions of one NIC) or vduse (two guests without a NIC of hardware, as on any host)
+    /// virtual functions of one NIC) or vduse (two guests without hardware)
     #[arg(long, value_enum, default_value_t)]
     pub rig: Rig,
     /// With --rig sriov: one guest has one function as a vDPA device and another by VFIO

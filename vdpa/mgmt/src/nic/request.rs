@@ -22,9 +22,9 @@ pub enum Kind {
 pub struct NicRequest {
     /// Its name, also for the vDPA device.
     pub name: String,
-    /// Its source: a physical function by address (`pci/0000:01:00.0`) or network interface, a NIC
-    /// by devlink handle, a management device that creates devices itself (`vdpasim_net`), or
-    /// [`SOFTWARE`](super::SOFTWARE).
+    /// Its source: a physical function by address (`pci/0000:01:00.0`) or network interface, or a
+    /// NIC by devlink handle. Also a management device that creates devices itself
+    /// (`vdpasim_net`), or [`SOFTWARE`](super::SOFTWARE).
     pub from: String,
     /// Its owner, stored in the record so that the owner recognises it. Up to 256 bytes.
     pub owner: Option<String>,

@@ -1,10 +1,10 @@
 //! A NIC without hardware: a process of this host serves it through VDUSE.
 //!
 //! ```text
-//!   process (tap, VDUSE device) ─> vDPA device on the management device `vduse` ─> the tap connected
+//!   process (tap, VDUSE device) ─> vDPA device on the management device `vduse` ─> tap connected
 //! ```
-//! The process answers the kernel while the vDPA device is added and deleted, so it is started first
-//! and ends last.
+//! The process answers the kernel while the vDPA device is added and deleted. So it is started
+//! first and ends last.
 
 use std::path::Path;
 

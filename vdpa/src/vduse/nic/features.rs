@@ -41,6 +41,8 @@ pub const OFFERED: u64 = REQUIRED
 
 /// Receive and transmit queue. VDUSE refuses a control queue, without which there is one pair.
 pub const QUEUES: usize = 2;
+/// The MTU of a driver without the feature.
+const USUAL_MTU: u16 = 1500;
 /// Entries of each queue.
 const QUEUE_SIZE: u16 = 256;
 
@@ -75,7 +77,13 @@ impl Configuration {
     }
 
     pub(super) fn features(&self) -> u64 {
-        self.features & OFFERED | REQUIRED
+        // The usual size needs no feature, which few NICs have: the guest can move to others.
+        let unneeded = if self.mtu == USUAL_MTU {
+            1 << VIRTIO_NET_F_MTU
+        } else {
+            0
+        };
+        self.features & OFFERED & !unneeded | REQUIRED
     }
 }
 

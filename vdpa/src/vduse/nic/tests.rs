@@ -127,6 +127,40 @@ fn a_frame_of_several_pieces_is_sent_and_unusable_ones_are_returned() {
 }
 
 #[test]
+fn a_successor_begins_where_the_ring_is() {
+    for packed in [false, true] {
+        let mut rig = rig(packed);
+        let reads = Direction::DeviceReads;
+        let mut seen = Vec::new();
+        // The ring wraps more than once. Each round ends like a killed process: it passes nothing
+        // on.
+        for round in 0..5_u32 {
+            for number in 0..6 {
+                let len = 60 + round * 10 + number;
+                rig.driver.add(&[rig.piece(0, len, reads)]).unwrap();
+                seen.push(len as usize);
+            }
+            let features = RingFeatures {
+                packed,
+                ..RingFeatures::default()
+            };
+            let addresses = rig.driver.addresses();
+            let ring = GuestRing::new(rig.memory.clone(), SIZE, addresses, features).unwrap();
+            let base = ring.used_position().unwrap();
+            rig.ring = DeviceQueue::new(ring, base, features).unwrap();
+            let turn = Transmit::new().turn(&mut rig.ring, &rig.memory, &rig.tap);
+            turn.unwrap();
+            for len in seen.drain(..) {
+                assert_eq!(rig.sent().unwrap().len(), len);
+                rig.driver.pop_used().unwrap().unwrap();
+            }
+            assert_eq!(rig.sent(), None);
+            assert_eq!(rig.driver.pop_used().unwrap(), None);
+        }
+    }
+}
+
+#[test]
 fn a_frame_takes_as_many_buffers_as_it_needs() {
     for packed in [false, true] {
         let mut rig = rig(packed);
