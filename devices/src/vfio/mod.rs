@@ -62,7 +62,7 @@ pub use dma::{Dma, has_iommufd};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::vfio_anything;
 pub use migration::{FunctionView, VfioState};
-pub use open::VfioOptions;
+pub use open::{VfioOptions, check_cdev};
 pub use translated::TranslatedDma;
 
 use self::config::{DeviceConfig, EXPRESS_CONTROL_FLR, GuestConfig, MsixPlaces};
@@ -97,9 +97,10 @@ impl HostFunction {
     ///
     /// # Errors
     /// The function cannot be given to a guest; the text has the remedy.
-    pub fn open(options: &VfioOptions, dma: &Arc<Dma>) -> Result<Self, Error> {
+    pub fn open(options: VfioOptions, dma: &Arc<Dma>) -> Result<Self, Error> {
+        let id = options.id.clone();
         let (host, description) = open::open(options, dma)?;
-        let mut function = Self::new(&options.id, Box::new(host), description)?;
+        let mut function = Self::new(&id, Box::new(host), description)?;
         function.translation = dma.translation()?.map(|own| Arc::new(Mutex::new(own)));
         Ok(function)
     }

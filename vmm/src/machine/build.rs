@@ -27,7 +27,7 @@ use super::ring_watch;
 use super::signals::{StatisticsHandle, StopHandle};
 use super::status_publisher::UpgradeStatus;
 use crate::Error;
-use crate::config::{VdpaConfig, VmConfig};
+use crate::config::VmConfig;
 use crate::console::{Attached, Console, ConsoleOutput};
 use crate::event_loop::{EventLoop, Timer, Token};
 use crate::host::Host;
@@ -325,11 +325,11 @@ fn not_placed(source: devices::Error) -> Error {
     Error::host("cannot place a device of the machine").because(source)
 }
 
-/// Copies the configuration without descriptors, so that a vDPA device is free once the guest has
+/// Copies the configuration without descriptors, so that a device is free once the guest has
 /// ejected it. The IOMMU stays, even if no device needs it any more.
 fn kept(config: &VmConfig) -> VmConfig {
     let mut config = config.clone();
     config.iommu = config.iommu_needed();
-    config.vdpa.iter_mut().for_each(VdpaConfig::release);
+    config.release_descriptors();
     config
 }
