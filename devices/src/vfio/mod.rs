@@ -71,7 +71,7 @@ use self::interrupts::Interrupts;
 use self::migration::Abilities;
 use self::region::MappedBars;
 use crate::Error;
-use crate::hypervisor::{Doorbells, MsiVectors};
+use crate::hypervisor::{DeviceMappings, MsiVectors};
 use crate::pci::{Bar, CONFIG_SPACE_SIZE, Msix, PciFunction};
 use crate::virtio::backend::Event;
 
@@ -248,7 +248,7 @@ impl VfioPciDevice {
     pub fn new(
         function: HostFunction,
         vectors: &dyn MsiVectors,
-        doorbells: Arc<dyn Doorbells>,
+        mappings: Arc<dyn DeviceMappings>,
     ) -> Result<Self, Error> {
         let failed = |what: &'static str| Error::context(what);
         let HostFunction {
@@ -281,7 +281,7 @@ impl VfioPciDevice {
             tracing::debug!(device = %id, %error, "the device reports no errors");
         }
         let holes = [msix_places.table, msix_places.pending];
-        let bars = MappedBars::new(&*host, &description.regions, &holes, doorbells);
+        let bars = MappedBars::new(&*host, &description.regions, &holes, mappings);
         Ok(Self {
             id,
             host,

@@ -13,7 +13,7 @@ use super::{HostFunction, VfioPciDevice};
 use crate::Error;
 use crate::hypervisor::DevicePages;
 use crate::pci::PciFunction as _;
-use crate::testing::{FakeDoorbells, FakePage, FakeVectors, Reached};
+use crate::testing::{FakeDeviceMappings, FakePage, FakeVectors, Reached};
 
 /// A step that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub(super) const DATA: &[u8] = b"model";
 pub(super) struct Model {
     pub(super) state: Mutex<ModelState>,
     regions: [Region; BARS],
-    doorbells: Arc<FakeDoorbells>,
+    mappings: Arc<FakeDeviceMappings>,
 }
 
 impl Model {
@@ -119,7 +119,7 @@ impl Host for Arc<Model> {
         if region == CONFIG {
             let command = u16::from_le_bytes(data.try_into().unwrap());
             assert_eq!((offset, command & !6), (4, 0), "not in the allowlist");
-            let mapped = self.doorbells.all();
+            let mapped = self.mappings.all();
             assert!(command & 2 != 0 || mapped.is_empty(), "{mapped:?}");
             state.command = command;
         } else {
@@ -164,7 +164,7 @@ impl Host for Arc<Model> {
     }
 
     fn reset(&self) -> io::Result<()> {
-        assert!(self.doorbells.all().is_empty());
+        assert!(self.mappings.all().is_empty());
         assert_eq!(self.state.lock().command, 0);
         self.state.lock().resets += 1;
         self.state.lock().migration = RUNNING;
@@ -244,7 +244,7 @@ impl MigrationHost for Arc<Model> {
 pub(super) struct Rig {
     pub(super) model: Arc<Model>,
     pub(super) vectors: Arc<FakeVectors>,
-    pub(super) doorbells: Arc<FakeDoorbells>,
+    pub(super) mappings: Arc<FakeDeviceMappings>,
     pub(super) description: Description,
 }
 
@@ -257,19 +257,19 @@ pub(super) fn region(size: u64) -> Region {
 
 impl Rig {
     pub(super) fn new(config: &[u8; 256], regions: [Region; BARS]) -> Self {
-        let doorbells = Arc::new(FakeDoorbells::default());
+        let mappings = Arc::new(FakeDeviceMappings::default());
         let model = Arc::new(Model {
             state: Mutex::new(ModelState {
                 config: config.to_vec(),
                 ..ModelState::default()
             }),
             regions: regions.clone(),
-            doorbells: Arc::clone(&doorbells),
+            mappings: Arc::clone(&mappings),
         });
         Self {
             model,
             vectors: Arc::new(FakeVectors::new(2048)),
-            doorbells,
+            mappings,
             description: Description {
                 driver: "vfio-pci".to_owned(),
                 regions,
@@ -292,11 +292,11 @@ impl Rig {
     pub(super) fn open(&self) -> Result<Arc<VfioPciDevice>, Error> {
         let host = Box::new(Arc::clone(&self.model));
         let function = HostFunction::new("vf", host, self.description.clone())?;
-        VfioPciDevice::new(function, &*self.vectors, self.doorbells.clone()).map(Arc::new)
+        VfioPciDevice::new(function, &*self.vectors, self.mappings.clone()).map(Arc::new)
     }
 
     pub(super) fn mapped(&self) -> Vec<u64> {
-        let all = self.doorbells.all().into_iter();
+        let all = self.mappings.all().into_iter();
         all.map(|reached| match reached {
             Reached::Page(address, _) => address,
             Reached::Eventfd(_) => panic!("a VFIO device has no kicks"),
