@@ -87,8 +87,8 @@ pub unsafe trait DevicePages: Send + Sync + fmt::Debug {
 }
 
 /// Determines the effect of the guest's accesses to a device without an exit to a VMM thread. A
-/// write signals an eventfd (KVM ioeventfd), or an access reaches a page of the device itself (KVM
-/// memory slot): a doorbell, or a part of a BAR.
+/// write signals an eventfd (KVM ioeventfd), or reaches a page of the device itself (KVM memory
+/// slot). Such a page is a doorbell, or a part of a BAR.
 ///
 /// Both may be at one address for a moment, while the caller changes from one to the other without
 /// a gap. Which one a write then reaches is unspecified. The eventfd must not stay: on Intel hosts
@@ -114,8 +114,8 @@ pub trait DeviceMappings: Send + Sync + fmt::Debug {
     /// An address is in use, or the error of the hypervisor.
     fn map(&self, address: u64, pages: Arc<dyn DevicePages>) -> io::Result<()>;
 
-    /// Undoes [`DeviceMappings::map`]. When it returns, no access of the guest reaches the pages, and
-    /// they are released.
+    /// Undoes [`DeviceMappings::map`]. When it returns, no access of the guest reaches the pages,
+    /// and they are released.
     ///
     /// # Errors
     /// No pages are mapped there, or the hypervisor refuses; they then stay.

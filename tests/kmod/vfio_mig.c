@@ -61,7 +61,11 @@ MODULE_PARM_DESC(extra, "bytes of the state that stand for memory of the device"
 
 static int fail_state = -1;
 module_param(fail_state, int, 0644);
-MODULE_PARM_DESC(fail_state, "no device can enter this state of a migration");
+MODULE_PARM_DESC(fail_state, "devices cannot enter this state of a migration, see fail_skip");
+
+static int fail_skip;
+module_param(fail_skip, int, 0644);
+MODULE_PARM_DESC(fail_skip, "entries of fail_state that succeed before");
 
 static bool logs = true;
 module_param(logs, bool, 0644);
@@ -654,8 +658,11 @@ static struct file *mig_step(struct mig *mig, enum vfio_device_mig_state next)
 	struct file *filp;
 	int ret;
 
-	if (next == READ_ONCE(fail_state))
-		return ERR_PTR(-EIO);
+	if (next == READ_ONCE(fail_state)) {
+		if (fail_skip <= 0)
+			return ERR_PTR(-EIO);
+		fail_skip--;
+	}
 	switch (STEP(mig->state, next)) {
 	case STEP(VFIO_DEVICE_STATE_RUNNING, VFIO_DEVICE_STATE_STOP):
 	case STEP(VFIO_DEVICE_STATE_STOP, VFIO_DEVICE_STATE_RUNNING):

@@ -6,8 +6,8 @@
 //! This module owns the lists of addresses that are attached and mapped. It must not know the queue
 //! of an address.
 //!
-//! Such a slot has no flags: it is never logged as dirty, because it is not guest memory. The kernel
-//! maps a doorbell for writes only, so a guest's first access to it must be a write. A read
+//! Such a slot has no flags: it is never logged as dirty, because it is not guest memory. The
+//! kernel maps a doorbell for writes only, so a guest's first access to it must be a write. A read
 //! makes KVM_RUN return EFAULT (see [`crate::vcpu::FaultHandler`]).
 //!
 //! The ioeventfds have no data match and length 0. For KVM that is any write of any width and, on

@@ -153,8 +153,8 @@ impl DeviceSource {
     }
 
     /// Replaces a descriptor's number by the result of `take`. The error of `take` is the reason if
-    /// there is no such descriptor. `check` verifies it, and returns the device's path. A descriptor
-    /// that is not usable is closed.
+    /// there is no such descriptor. `check` verifies it, and returns the device's path. A
+    /// descriptor that is not usable is closed.
     pub(super) fn take<E: StdError + Send + Sync + 'static>(
         &mut self,
         user: &str,

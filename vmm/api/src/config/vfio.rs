@@ -80,9 +80,9 @@ impl FromStr for VfioConfig {
     }
 }
 
-/// A PCI function of the host for the guest, by `host`, by `path` or by `fd`. It is bound to vfio-pci. No
-/// snapshot of the VM can be taken. It migrates only with a standby, or if the function's driver
-/// moves its state.
+/// A PCI function of the host for the guest, by `host`, by `path` or by `fd`. It is bound to
+/// vfio-pci. No snapshot of the VM can be taken. It migrates only with a standby, or if the
+/// function's driver moves its state.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct VfioFields {
