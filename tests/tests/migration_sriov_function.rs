@@ -19,6 +19,17 @@ const DRIVER: &str = "bellhop_vfio_mig";
 const STOP: i32 = 1;
 const STOP_COPY: i32 = 3;
 const RESUMING: i32 = 4;
+const PRE_COPY: i32 = 6;
+
+/// The bytes that are the first part of a state (`extra`), and those of all states so far that were
+/// read while the guest ran.
+const EARLY: u64 = (1 << 20) + 4097;
+
+fn read_early() -> u64 {
+    let path = Path::new("/sys/module").join(DRIVER);
+    let text = files::read_text(&path.join("parameters/precopied")).unwrap();
+    text.trim().parse().unwrap()
+}
 
 /// A parameter of the driver with another value than the default, until it is dropped.
 struct Parameter {
@@ -134,9 +145,12 @@ fn a_guest_moves_with_its_function_and_back() {
     let trial = here.try_out(&there, json!({}));
     assert_eq!(trial["movable"], true, "{trial}");
     let verify = json!({ "verify_memory": true });
+    let before = read_early();
     let (guest, _) = moving::move_to_waiting_as(guest, waiting, &here, &there, verify.clone());
     let waiting = wait(&here, &first);
     let (mut guest, _) = moving::move_to_waiting_as(guest, waiting, &there, &here, verify);
+    // The first part of the state moves while the guest runs.
+    assert_eq!(read_early() - before, 2 * EARLY);
     check(&mut guest, 2);
     assert!(guest.power_off().unwrap().success());
     for function in [first, second] {
@@ -148,7 +162,13 @@ fn a_guest_moves_with_its_function_and_back() {
 fn a_guest_moves_with_two_functions_or_stays_with_both() {
     let nic = SriovNic::enable(4).unwrap();
     let functions = [0, 1, 2, 3].map(|index| nic.vf(index).unwrap());
-    functions.iter().for_each(bind);
+    for (index, function) in functions.iter().enumerate() {
+        // The second function of each end hands out nothing early.
+        let early = if index % 2 == 0 { "Y" } else { "N" };
+        let bound = Parameter::set("precopy", "Y", early);
+        bind(function);
+        drop(bound);
+    }
     let (ours, theirs) = functions.split_at(2);
     let [here, there] = ["here", "there"].map(Host::without_nic);
     let options = |functions: &[VirtualFunction<'_>]| {
@@ -198,9 +218,11 @@ fn a_guest_moves_with_two_functions_or_stays_with_both() {
     let trial = here.try_out(&there, json!({}));
     assert_eq!(trial["movable"], true, "{trial}");
     let verify = json!({ "verify_memory": true });
+    let before = read_early();
     let (guest, _) = moving::move_to_waiting_as(guest, waiting, &here, &there, verify.clone());
     let waiting = wait(&here, ours);
     let (mut guest, _) = moving::move_to_waiting_as(guest, waiting, &there, &here, verify);
+    assert_eq!(read_early() - before, 2 * EARLY);
     check(&mut guest, 2);
     assert!(guest.power_off().unwrap().success());
     for function in functions {
@@ -219,7 +241,12 @@ fn a_guest_stays_with_its_function_after_each_failure() {
     let why = stays(&mut guest, &here, &there, json!({}));
     assert!(why.contains("--vfio host=ADDRESS,id=function"), "{why}");
     drop(without);
-    for (state, said) in [(STOP_COPY, "does not stop"), (RESUMING, "refuses")] {
+    let steps = [
+        (PRE_COPY, "does not begin the transfer"),
+        (STOP_COPY, "does not stop"),
+        (RESUMING, "refuses"),
+    ];
+    for (state, said) in steps {
         let waiting = wait(&there, &second);
         let fault = Parameter::set("fail_state", "-1", &state.to_string());
         let why = stays(&mut guest, &here, &there, json!({}));

@@ -68,7 +68,7 @@ pub use translated::TranslatedDma;
 use self::config::{DeviceConfig, EXPRESS_CONTROL_FLR, GuestConfig, MsixPlaces};
 use self::host::{BARS, CONFIG, Description, Host};
 use self::interrupts::Interrupts;
-use self::migration::Abilities;
+use self::migration::{Abilities, Transfer};
 use self::region::MappedBars;
 use crate::Error;
 use crate::hypervisor::{DeviceMappings, MsiVectors};
@@ -234,6 +234,7 @@ struct State {
     stopped: bool,
     /// Its driver logs what it writes.
     logging: bool,
+    transfer: Transfer,
     config: GuestConfig,
     msix: Msix,
     interrupts: Interrupts,
@@ -298,6 +299,7 @@ impl VfioPciDevice {
                 touched: false,
                 stopped: false,
                 logging: false,
+                transfer: Transfer::default(),
                 config,
                 msix,
                 interrupts: Interrupts::new(description.resizable),
@@ -428,6 +430,9 @@ impl VfioPciDevice {
             let reset = self.try_reset();
             state.touched = !reset;
             state.stopped &= !reset;
+            if reset {
+                state.transfer.reset();
+            }
             self.failed.fetch_and(!reset, Ordering::Relaxed);
         }
         if let Some(translation) = &self.translation {

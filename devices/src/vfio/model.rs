@@ -52,6 +52,8 @@ pub(super) struct ModelState {
     pub(super) migration: u32,
     /// The data that is left to read, or was written.
     pub(super) data: Vec<u8>,
+    /// The beginning of it that it hands out early.
+    pub(super) early: usize,
     /// The written pages, while there is a log.
     pub(super) log: Option<Vec<(u64, u64)>>,
 }
@@ -61,6 +63,7 @@ pub(super) const STOP: u32 = 1;
 pub(super) const RUNNING: u32 = 2;
 pub(super) const STOP_COPY: u32 = 3;
 pub(super) const RESUMING: u32 = 4;
+pub(super) const PRE_COPY: u32 = 6;
 
 /// The first bytes of data that the model accepts.
 pub(super) const DATA: &[u8] = b"model";
@@ -192,7 +195,10 @@ impl MigrationHost for Arc<Model> {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             (RUNNING, RESUMING) => state.data.clear(),
-            (RUNNING, STOP_COPY) | (STOP_COPY | RESUMING, STOP) | (STOP | STOP_COPY, RUNNING) => {}
+            (RUNNING, PRE_COPY | STOP_COPY)
+            | (PRE_COPY, STOP_COPY)
+            | (STOP_COPY | RESUMING, STOP)
+            | (PRE_COPY | STOP | STOP_COPY, RUNNING) => {}
             // As the kernel has it: nothing to do.
             (RUNNING, RUNNING) => {}
             other => panic!("no step of this module: {other:?}"),
@@ -201,12 +207,27 @@ impl MigrationHost for Arc<Model> {
         Ok(())
     }
 
+    fn early_left(&self) -> io::Result<u64> {
+        let state = self.state.lock();
+        assert_eq!(state.migration, PRE_COPY);
+        // An estimate may be too high.
+        Ok(u64::try_from(state.early).unwrap() + u64::from(state.data.len() > state.early))
+    }
+
     fn read_data(&self, data: &mut [u8]) -> io::Result<usize> {
         self.fails(Fault::ReadData)?;
         let mut state = self.state.lock();
-        assert_eq!(state.migration, STOP_COPY);
         // Less than there is room for, as the kernel may.
-        let len = state.data.len().min(data.len()).min(3);
+        let mut len = state.data.len().min(data.len()).min(3);
+        if state.migration == PRE_COPY {
+            if state.early == 0 {
+                return Err(io::Error::from_raw_os_error(libc::ENOMSG));
+            }
+            len = len.min(state.early);
+            state.early -= len;
+        } else {
+            assert_eq!(state.migration, STOP_COPY);
+        }
         for (to, byte) in data.iter_mut().zip(state.data.drain(..len)) {
             *to = byte;
         }

@@ -318,6 +318,13 @@ impl DestinationMachine for IncomingMigration<'_> {
         Ok(RamImage::new(&machine.ram).ranges())
     }
 
+    fn take_early(&mut self, state: &[u8]) -> Result<(), migration::MachineError> {
+        match &self.machine {
+            Some((machine, _)) => Ok(machine.device_manager.load_early(state)?),
+            None => Err("there is no machine for an early state".into()),
+        }
+    }
+
     fn restore(&mut self, mut state: &[u8]) -> Result<(), migration::MachineError> {
         let Some((machine, config)) = &mut self.machine else {
             return Err("there is no machine to restore".into());

@@ -6,8 +6,8 @@
 //!        └──────────── both have arrived ──────────────────────────────────────┘
 //! ```
 //! Its vector is one that the kernel only counts, another one for each function. A guest with one
-//! processor has no other interrupts there. So a lost interrupt or write stops the loop, and a wrong
-//! page is found at the end.
+//! processor has no other interrupts there. So a lost interrupt or write stops the loop, and a
+//! wrong page is found at the end.
 
 use super::access::Access;
 use super::function::Registers;
