@@ -17,8 +17,8 @@ pub struct DemoArguments {
     /// The result as one JSON object on the last line
     #[arg(long)]
     pub json: bool,
-    /// The lab host's equipment: sim (one guest on the kernel's simulator), sriov (two guests on
-    /// virtual functions of one NIC) or vduse (two guests without hardware)
+    /// The lab host's equipment: sim (a guest on the kernel's simulator), sriov (two guests on
+    /// virtual functions of a NIC) or vduse (two without hardware)
     #[arg(long, value_enum, default_value_t)]
     pub rig: Rig,
     /// With --rig sriov: one guest has one function as a vDPA device and another by VFIO
