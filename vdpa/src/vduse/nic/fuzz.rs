@@ -431,6 +431,19 @@ mod tests {
         steps
     }
 
+    /// A frame finds no room in all of the ring, and the next ones get its buffers.
+    fn scarce() -> Vec<Step> {
+        let mut steps = Vec::new();
+        for _ in 0..3 {
+            let smallest = Step::Add { pieces: 0, len: 0 };
+            steps.resize(steps.len() + usize::from(SIZE), smallest);
+            for len in [2000, 30, 40, 20] {
+                steps.extend([Step::Frame(len), Step::Turn]);
+            }
+        }
+        steps
+    }
+
     /// A driver writes into its ring, its memory is mapped in part and read-only, and it resets.
     fn hostile() -> Vec<Step> {
         let mut steps = valid();
@@ -454,6 +467,7 @@ mod tests {
             let valid = (0..16).map(|variant| encoded(variant, &valid()));
             let mut seeds: Vec<_> = valid.collect();
             seeds.extend((0..8).map(|variant| encoded(variant, &hostile())));
+            seeds.extend((0..8).map(|variant| encoded(variant, &scarce())));
             seeds.extend(generated(32, step()));
             seeds
         };
