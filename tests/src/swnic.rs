@@ -1,12 +1,15 @@
 //! NICs without hardware (`bellhop swnic`) for tests and measurements in the lab host.
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::process::die_with_parent;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long it may take to end.
@@ -18,6 +21,9 @@ pub struct Swnic {
     child: Child,
     name: String,
     shown: Value,
+    /// Reads its messages, with which the pipe would fill.
+    messages: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
 }
 
 /// `bellhop swnic NAME …` with its output and messages in pipes.
@@ -54,11 +60,30 @@ impl Swnic {
             let why = String::from_utf8_lossy(&output.stderr).into_owned();
             return Err(Error::invalid("bellhop swnic", why));
         };
+        let messages = Arc::new(Mutex::new(String::new()));
+        let reader = child.stderr.take().map(|stream| {
+            let messages = Arc::clone(&messages);
+            std::thread::spawn(move || {
+                for line in BufReader::new(stream).lines().map_while(|line| line.ok()) {
+                    let mut messages = messages.lock().unwrap_or_else(PoisonError::into_inner);
+                    messages.push_str(&line);
+                    messages.push('\n');
+                }
+            })
+        });
         Ok(Self {
             child,
             name: name.to_owned(),
             shown: shown["swnic"][name].clone(),
+            messages,
+            reader,
         })
+    }
+
+    /// Its messages so far.
+    pub fn messages(&self) -> String {
+        let messages = self.messages.lock();
+        messages.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Its name.
@@ -74,6 +99,17 @@ impl Swnic {
     /// The vhost-vdpa device.
     pub fn path(&self) -> &Path {
         Path::new(self.shown["path"].as_str().unwrap_or_default())
+    }
+
+    /// A statistic of its tap, such as `rx_packets`: `rx` is what the guest has sent.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Invalid`] for anything but a number.
+    pub fn statistic(&self, name: &str) -> Result<u64> {
+        let tap = Path::new("/sys/class/net").join(&self.name);
+        let text = files::read_text(&tap.join("statistics").join(name))?;
+        let number = text.trim().parse();
+        number.map_err(|_| Error::invalid(name, text))
     }
 
     /// Sends a signal.
@@ -101,11 +137,11 @@ impl Swnic {
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        let mut text = String::new();
-        if let Some(mut messages) = self.child.stderr.take() {
-            messages.read_to_string(&mut text).map_err(failed())?;
+        if let Some(reader) = self.reader.take() {
+            // It has not panicked.
+            let _ = reader.join();
         }
-        Ok((status, text))
+        Ok((status, self.messages()))
     }
 }
 
@@ -122,4 +158,57 @@ impl Drop for Swnic {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// A bridge with an MTU of 9000 bytes, on which nothing filters frames. It is deleted when dropped.
+#[derive(Debug)]
+pub struct Bridge(&'static str);
+
+impl Bridge {
+    /// Creates it.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] outside of the lab; those of [`ip`].
+    pub fn add(name: &'static str) -> Result<Self> {
+        crate::sim::require_lab()?;
+        run("modprobe", &["tun"])?;
+        ip(&["link", "add", name, "type", "bridge"])?;
+        let bridge = Self(name);
+        ip(&["link", "set", name, "up", "mtu", "9000"])?;
+        Ok(bridge)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.0
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        if let Err(error) = ip(&["link", "del", self.0]) {
+            eprintln!("lab: left behind: the bridge {} ({error})", self.0);
+        }
+    }
+}
+
+/// Runs iproute2's `ip`.
+///
+/// # Errors
+/// [`Error::Start`]; [`Error::Invalid`] if it fails.
+pub fn ip(words: &[&str]) -> Result<()> {
+    run("ip", words)
+}
+
+/// Runs a program.
+fn run(program: &str, words: &[&str]) -> Result<()> {
+    let status = Command::new(program).args(words).status();
+    let status = status.map_err(Error::system("start a program"))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        format!("{program} {}", words.join(" ")),
+        format!("{status}"),
+    ))
 }

@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
-use lab::sim::require_lab;
-use lab::swnic::{self, Swnic};
+use lab::swnic::{self, Bridge, Swnic};
 use lab::traffic::{Frames, exchange_between};
 use rustix::process::Signal;
 
@@ -24,31 +23,6 @@ const RING_PACKED: usize = 34;
 const MRG_RXBUF: usize = 15;
 
 const LIMIT: Duration = Duration::from_secs(20);
-
-fn ip(words: &str) {
-    let status = Command::new("ip").args(words.split(' ')).status().unwrap();
-    assert!(status.success(), "ip {words}");
-}
-
-/// A bridge that is deleted when dropped.
-struct Bridge(&'static str);
-
-impl Bridge {
-    fn add(name: &'static str) -> Self {
-        require_lab().unwrap();
-        let loaded = Command::new("modprobe").arg("tun").status().unwrap();
-        assert!(loaded.success());
-        ip(&format!("link add {name} type bridge"));
-        ip(&format!("link set {name} up mtu 9000"));
-        Self(name)
-    }
-}
-
-impl Drop for Bridge {
-    fn drop(&mut self) {
-        ip(&format!("link del {}", self.0));
-    }
-}
 
 /// The error of `bellhop swnic` that cannot start.
 #[track_caller]
@@ -82,9 +56,9 @@ fn negotiated(guest: &Guest, bit: usize) -> bool {
 
 #[test]
 fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
-    let bridge = Bridge::add("lab-swbr");
+    let bridge = Bridge::add("lab-swbr").unwrap();
     let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
-    let on = |mac| ["--bridge", bridge.0, "--mac", mac, "--mtu", "9000"];
+    let on = |mac| ["--bridge", bridge.name(), "--mac", mac, "--mtu", "9000"];
     let split = Swnic::start("lab-sw0", &[&on(macs[0])[..], &["--split"]].concat()).unwrap();
     let packed = Swnic::start("lab-sw1", &on(macs[1])).unwrap();
     assert!(Path::new("/sys/class/net/lab-swbr/brif/lab-sw1").exists());
@@ -140,9 +114,9 @@ fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
 
 #[test]
 fn a_guest_moves_between_nics_without_hardware() {
-    let bridge = Bridge::add("lab-swbr");
+    let bridge = Bridge::add("lab-swbr").unwrap();
     let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
-    let words = |mac| ["--bridge", bridge.0, "--mac", mac, "--split"];
+    let words = |mac| ["--bridge", bridge.name(), "--mac", mac, "--split"];
     let nics = ["lab-sw0", "lab-sw1"].map(|name| Swnic::start(name, &words(macs[0])).unwrap());
     let other = Swnic::start("lab-sw2", &words(macs[1])).unwrap();
     let socket = std::env::temp_dir().join("lab-swnic.socket");
@@ -173,8 +147,8 @@ fn a_guest_moves_between_nics_without_hardware() {
 
 #[test]
 fn a_killed_one_is_replaced_and_names_are_not_shared() {
-    let bridge = Bridge::add("lab-swbr");
-    let words = ["--bridge", bridge.0];
+    let bridge = Bridge::add("lab-swbr").unwrap();
+    let words = ["--bridge", bridge.name()];
     let first = Swnic::start("lab-sw0", &words).unwrap();
     let text = refused("lab-sw0", &words);
     assert!(
