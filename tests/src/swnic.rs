@@ -5,12 +5,11 @@ use crate::files;
 use crate::process::die_with_parent;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use vdpa_mgmt::nic::server;
 
 /// How long it may take to end.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -21,9 +20,6 @@ pub struct Swnic {
     child: Child,
     name: String,
     shown: Value,
-    /// Reads its messages, with which the pipe would fill.
-    messages: Arc<Mutex<String>>,
-    reader: Option<JoinHandle<()>>,
 }
 
 /// `bellhop swnic NAME …` with its output and messages in pipes.
@@ -60,30 +56,11 @@ impl Swnic {
             let why = String::from_utf8_lossy(&output.stderr).into_owned();
             return Err(Error::invalid("bellhop swnic", why));
         };
-        let messages = Arc::new(Mutex::new(String::new()));
-        let reader = child.stderr.take().map(|stream| {
-            let messages = Arc::clone(&messages);
-            std::thread::spawn(move || {
-                for line in BufReader::new(stream).lines().map_while(|line| line.ok()) {
-                    let mut messages = messages.lock().unwrap_or_else(PoisonError::into_inner);
-                    messages.push_str(&line);
-                    messages.push('\n');
-                }
-            })
-        });
         Ok(Self {
             child,
             name: name.to_owned(),
             shown: shown["swnic"][name].clone(),
-            messages,
-            reader,
         })
-    }
-
-    /// Its messages so far.
-    pub fn messages(&self) -> String {
-        let messages = self.messages.lock();
-        messages.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Its name.
@@ -96,9 +73,43 @@ impl Swnic {
         self.child.id()
     }
 
-    /// The vhost-vdpa device.
-    pub fn path(&self) -> &Path {
-        Path::new(self.shown["path"].as_str().unwrap_or_default())
+    /// The process that keeps the tap and the device, and its worker, which moves the frames.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it has none.
+    pub fn processes(&self) -> Result<[Pid; 2]> {
+        let none = || Error::invalid(&self.name, "it has no process");
+        let server = server::holder(&self.name);
+        let server = server.map_err(Error::system("find the process of a NIC"))?;
+        let server = server.ok_or_else(none)?;
+        let number = server.as_raw_pid();
+        let children = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
+        let children = children.unwrap_or_default();
+        let worker = children
+            .split_whitespace()
+            .next()
+            .and_then(|pid| pid.parse().ok());
+        let worker = worker.and_then(Pid::from_raw).ok_or_else(none)?;
+        Ok([server, worker])
+    }
+
+    /// Waits until another worker than this one serves the NIC, in its sandbox.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it does not get one.
+    pub fn await_other_worker(&self, than: Pid) -> Result<()> {
+        let begin = Instant::now();
+        let serves = |worker: Pid| {
+            let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
+            worker != than && status.is_ok_and(|status| status.contains("Seccomp:\t2"))
+        };
+        while !self.processes().is_ok_and(|[_, worker]| serves(worker)) {
+            if begin.elapsed() > LIMIT {
+                return Err(Error::invalid(&self.name, "no other worker follows"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 
     /// A statistic of its tap, such as `rx_packets`: `rx` is what the guest has sent.
@@ -110,6 +121,20 @@ impl Swnic {
         let text = files::read_text(&tap.join("statistics").join(name))?;
         let number = text.trim().parse();
         number.map_err(|_| Error::invalid(name, text))
+    }
+
+    /// The log of its worker.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn log(&self) -> Result<String> {
+        let directory = Path::new(server::DIRECTORY);
+        files::read_text(&directory.join(format!("{}.log", self.name)))
+    }
+
+    /// The vhost-vdpa device.
+    pub fn path(&self) -> &Path {
+        Path::new(self.shown["path"].as_str().unwrap_or_default())
     }
 
     /// Sends a signal.
@@ -137,11 +162,11 @@ impl Swnic {
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        if let Some(reader) = self.reader.take() {
-            // It has not panicked.
-            let _ = reader.join();
+        let mut text = String::new();
+        if let Some(mut messages) = self.child.stderr.take() {
+            messages.read_to_string(&mut text).map_err(failed())?;
         }
-        Ok((status, self.messages()))
+        Ok((status, text))
     }
 }
 
@@ -158,57 +183,4 @@ impl Drop for Swnic {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
-}
-
-/// A bridge with an MTU of 9000 bytes, on which nothing filters frames. It is deleted when dropped.
-#[derive(Debug)]
-pub struct Bridge(&'static str);
-
-impl Bridge {
-    /// Creates it.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] outside of the lab; those of [`ip`].
-    pub fn add(name: &'static str) -> Result<Self> {
-        crate::sim::require_lab()?;
-        run("modprobe", &["tun"])?;
-        ip(&["link", "add", name, "type", "bridge"])?;
-        let bridge = Self(name);
-        ip(&["link", "set", name, "up", "mtu", "9000"])?;
-        Ok(bridge)
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &'static str {
-        self.0
-    }
-}
-
-impl Drop for Bridge {
-    fn drop(&mut self) {
-        if let Err(error) = ip(&["link", "del", self.0]) {
-            eprintln!("lab: left behind: the bridge {} ({error})", self.0);
-        }
-    }
-}
-
-/// Runs iproute2's `ip`.
-///
-/// # Errors
-/// [`Error::Start`]; [`Error::Invalid`] if it fails.
-pub fn ip(words: &[&str]) -> Result<()> {
-    run("ip", words)
-}
-
-/// Runs a program.
-fn run(program: &str, words: &[&str]) -> Result<()> {
-    let status = Command::new(program).args(words).status();
-    let status = status.map_err(Error::system("start a program"))?;
-    if status.success() {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        format!("{program} {}", words.join(" ")),
-        format!("{status}"),
-    ))
 }

@@ -6,14 +6,17 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+#[path = "swnic/bridge.rs"]
+mod bridge;
 mod moving;
 
 use std::process::Command;
 
+use bridge::Bridge;
 use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
 use lab::soak_run::Run;
-use lab::swnic::{Bridge, Swnic};
+use lab::swnic::Swnic;
 use lab::temp_path::TempPath;
 use lab::traffic::all_returned;
 use moving::echo::Echo;
@@ -38,9 +41,9 @@ struct Nics {
 
 impl Nics {
     fn start(rings: &[&str]) -> Self {
-        let bridge = Bridge::add("lab-swbr").unwrap();
+        let bridge = Bridge::add("lab-swbr");
         let start = |name, mac| {
-            let words = ["--bridge", bridge.name(), "--mac", mac];
+            let words = ["--bridge", bridge.0, "--mac", mac];
             Swnic::start(name, &[&words, rings].concat()).unwrap()
         };
         Self {

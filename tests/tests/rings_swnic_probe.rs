@@ -5,13 +5,16 @@
     reason = "a helper that fails is a test that fails"
 )]
 
+#[path = "swnic/bridge.rs"]
+mod bridge;
 #[path = "rings_netdev/command.rs"]
 mod command;
 
 use std::sync::atomic::AtomicBool;
 
+use bridge::Bridge;
 use command::{json, outcome, rules};
-use lab::swnic::{Bridge, Swnic};
+use lab::swnic::Swnic;
 use lab::threads::StopOnDrop;
 
 const MAC: &str = "52:54:00:5e:56:01";
@@ -19,8 +22,8 @@ const OTHER: &str = "52:54:00:5e:56:02";
 
 #[test]
 fn a_nic_without_hardware_conforms_with_split_and_with_packed_rings() {
-    let bridge = Bridge::add("lab-swbr").unwrap();
-    let on = |mac| ["--bridge", bridge.name(), "--mac", mac];
+    let bridge = Bridge::add("lab-swbr");
+    let on = |mac| ["--bridge", bridge.0, "--mac", mac];
     let peer = Swnic::start("lab-sw1", &on(OTHER)).unwrap();
     for rings in [&["--split"][..], &[]] {
         let nic = Swnic::start("lab-sw0", &[&on(MAC)[..], rings].concat()).unwrap();

@@ -5,6 +5,8 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+#[path = "swnic/bridge.rs"]
+mod bridge;
 #[allow(dead_code, reason = "other tests use more of it")]
 mod live;
 
@@ -12,11 +14,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use bridge::Bridge;
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
-use lab::swnic::{self, Bridge, Swnic};
-use lab::traffic::{Frames, exchange_between};
-use rustix::process::Signal;
+use lab::swnic::{self, Swnic};
+use lab::traffic::{Frames, exchange_between, flood_on};
+use rustix::process::{Signal, kill_process};
 
 /// VIRTIO_F_RING_PACKED and VIRTIO_NET_F_MRG_RXBUF.
 const RING_PACKED: usize = 34;
@@ -56,9 +59,9 @@ fn negotiated(guest: &Guest, bit: usize) -> bool {
 
 #[test]
 fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
-    let bridge = Bridge::add("lab-swbr").unwrap();
+    let bridge = Bridge::add("lab-swbr");
     let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
-    let on = |mac| ["--bridge", bridge.name(), "--mac", mac, "--mtu", "9000"];
+    let on = |mac| ["--bridge", bridge.0, "--mac", mac, "--mtu", "9000"];
     let split = Swnic::start("lab-sw0", &[&on(macs[0])[..], &["--split"]].concat()).unwrap();
     let packed = Swnic::start("lab-sw1", &on(macs[1])).unwrap();
     assert!(Path::new("/sys/class/net/lab-swbr/brif/lab-sw1").exists());
@@ -114,9 +117,9 @@ fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
 
 #[test]
 fn a_guest_moves_between_nics_without_hardware() {
-    let bridge = Bridge::add("lab-swbr").unwrap();
+    let bridge = Bridge::add("lab-swbr");
     let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
-    let words = |mac| ["--bridge", bridge.name(), "--mac", mac, "--split"];
+    let words = |mac| ["--bridge", bridge.0, "--mac", mac, "--split"];
     let nics = ["lab-sw0", "lab-sw1"].map(|name| Swnic::start(name, &words(macs[0])).unwrap());
     let other = Swnic::start("lab-sw2", &words(macs[1])).unwrap();
     let socket = std::env::temp_dir().join("lab-swnic.socket");
@@ -146,46 +149,142 @@ fn a_guest_moves_between_nics_without_hardware() {
 }
 
 #[test]
-fn a_killed_one_is_replaced_and_names_are_not_shared() {
-    let bridge = Bridge::add("lab-swbr").unwrap();
-    let words = ["--bridge", bridge.name()];
+fn a_vm_gets_a_nic_of_its_own_on_a_bridge() {
+    let bridge = Bridge::add("lab-swbr");
+    let mac = "52:54:00:5e:53:01";
+    let other = Swnic::start("lab-sw0", &["--bridge", bridge.0, "--mac", mac]).unwrap();
+    let mut peer = start(&other, 1);
+    let arguments = BellhopArguments::small().unwrap().memory("128M");
+    let nic = format!("bridge={},id=net0", bridge.0);
+    let mut guest = Guest::start(&arguments.argument("--nic", &nic)).unwrap();
+    let own = format!("run{}n0", guest.pid());
+    assert_eq!(remains(&own).len(), 3);
+    let said = guest.console();
+    let wanted = "NIC net0: from=software, because no port of lab-swbr is a NIC";
+    assert!(said.contains(wanted), "{said}");
+    let frames = Frames {
+        count: 200,
+        size: 300,
+        window: 8,
+    };
+    exchange_between(&mut guest, &mut peer, mac, frames).unwrap();
+    for guest in [guest, peer] {
+        assert_eq!(guest.power_off().unwrap().code(), Some(0));
+    }
+    assert_eq!(remains(&own), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
+    let bridge = Bridge::add("lab-swbr");
+    let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
+    let on = |mac| ["--bridge", bridge.0, "--mac", mac];
+    let split = Swnic::start("lab-sw0", &[&on(macs[0])[..], &["--split"]].concat()).unwrap();
+    let packed = Swnic::start("lab-sw1", &on(macs[1])).unwrap();
+    let mut guest = start(&split, 1);
+    let mut peer = start(&packed, 1);
+
+    let [_, worker] = split.processes().unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{worker}/status")).unwrap();
+    for line in [
+        "Uid:\t65534\t65534\t65534\t65534",
+        "CapEff:\t0000000000000000",
+        "CapBnd:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+    ] {
+        assert!(status.contains(line), "{line}: {status}");
+    }
+    let root = std::fs::read_dir(format!("/proc/{worker}/root")).unwrap();
+    assert_eq!(root.count(), 0);
+
+    peer.command("echo-on").unwrap();
+    flood_on(&mut guest, "eth0", macs[1]);
+    let mut kills = 0;
+    for _ in 0..10 {
+        for nic in [&split, &packed] {
+            let [_, worker] = nic.processes().unwrap();
+            kill_process(worker, Signal::KILL).unwrap();
+            nic.await_other_worker(worker).unwrap();
+            // Frames pass before the next one is killed.
+            std::thread::sleep(Duration::from_millis(50));
+            kills += 1;
+        }
+    }
+    // One that is stopped is replaced, too.
+    let [_, worker] = packed.processes().unwrap();
+    kill_process(worker, Signal::STOP).unwrap();
+    packed.await_other_worker(worker).unwrap();
+    kills += 1;
+    let answer = guest.command_within("flood-off", 6 * LIMIT).unwrap();
+    println!("{answer}");
+    let count = |what: &str| answer[what].as_u64().unwrap();
+    assert_eq!(count("corrupt"), 0, "{answer}");
+    // A frame in the hands of a killed worker is lost, or sent twice.
+    assert!(
+        count("lost") <= kills && count("duplicate") <= kills,
+        "{answer}"
+    );
+    assert!(count("rx") > 2 * kills, "{answer}");
+
+    // The process that starts workers is replaced, too. Frames in the tap are lost then.
+    for nic in [&split, &packed] {
+        let [server, worker] = nic.processes().unwrap();
+        kill_process(server, Signal::KILL).unwrap();
+        nic.await_other_worker(worker).unwrap();
+    }
+    peer.command("echo-off").unwrap();
+    let frames = Frames {
+        count: 200,
+        size: 300,
+        window: 8,
+    };
+    exchange_between(&mut guest, &mut peer, macs[1], frames).unwrap();
+    for guest in [guest, peer] {
+        assert_eq!(guest.power_off().unwrap().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_nic_stays_after_its_command_is_killed_and_names_are_not_shared() {
+    let bridge = Bridge::add("lab-swbr");
+    let words = ["--bridge", bridge.0];
     let first = Swnic::start("lab-sw0", &words).unwrap();
     let text = refused("lab-sw0", &words);
-    assert!(
-        text.contains("another process serves this device"),
-        "{text}"
-    );
+    assert!(text.contains("there is a NIC lab-sw0 already"), "{text}");
     let device = std::fs::File::options()
         .read(true)
         .write(true)
         .open(first.path())
         .unwrap();
-    // The kernel waits so long for the answer of the killed process: 30 s unless set.
-    std::fs::write("/sys/class/vduse/lab-sw0/msg_timeout", "1").unwrap();
     first.signal(Signal::KILL).unwrap();
     assert!(!first.end().unwrap().0.success());
-    // The tap ended with its process; the devices stay.
-    assert_eq!(remains("lab-sw0").len(), 2);
+    assert_eq!(remains("lab-sw0").len(), 3);
+    let config = Command::new("vdpa")
+        .args(["dev", "config", "show", "lab-sw0"])
+        .output();
+    let config = String::from_utf8(config.unwrap().stdout).unwrap();
+    assert!(
+        config.contains("mac 52:") && config.contains("mtu 9000"),
+        "{config}"
+    );
 
     // A VM still has the device: the error names its process.
-    let text = refused("lab-sw0", &words);
-    assert!(text.contains(&std::process::id().to_string()), "{text}");
-    drop(device);
-
-    let second = Swnic::start("lab-sw0", &words).unwrap();
-    let mac = |nic: &Swnic| {
-        let show = Command::new("vdpa")
-            .args(["dev", "config", "show", nic.name()])
-            .output();
-        String::from_utf8(show.unwrap().stdout).unwrap()
+    let delete = || {
+        let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+        let output = command.args(["nic", "delete", "lab-sw0"]).output().unwrap();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
     };
-    assert!(mac(&second).contains("mac 52:") && mac(&second).contains("mtu 9000"));
-    second.signal(Signal::TERM).unwrap();
-    let (status, text) = second.end().unwrap();
+    let (deleted, text) = delete();
     assert!(
-        status.success() && text.contains("process that was killed"),
+        !deleted && text.contains(&std::process::id().to_string()),
         "{text}"
     );
+    drop(device);
+    assert_eq!(delete(), (true, String::new()));
     assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
 
     // A failure names its cause and leaves nothing.

@@ -5,7 +5,8 @@
 
 mod report;
 
-use std::process::ExitCode;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitCode, ExitStatus};
 
 pub use report::Report;
 
@@ -103,6 +104,32 @@ pub enum Code {
 }
 
 impl Code {
+    /// The code with which another process of this program ended.
+    #[must_use]
+    pub fn of(status: ExitStatus) -> Self {
+        const ALL: [Code; 12] = [
+            Code::Success,
+            Code::Failed,
+            Code::WrongCommandLine,
+            Code::GuestCrashed,
+            Code::NoDaemon,
+            Code::NotThere,
+            Code::TimedOut,
+            Code::Moved,
+            Code::Indeterminate,
+            Code::NotAllowed,
+            Code::Conflict,
+            Code::InvalidInput,
+        ];
+        let number = |number: i32| u8::try_from(number).unwrap_or(Self::Failed.number());
+        if let Some(signal) = status.signal() {
+            return Self::Signal(number(signal));
+        }
+        let code = number(status.code().unwrap_or(1));
+        let known = ALL.into_iter().find(|known| known.number() == code);
+        known.unwrap_or(Self::Signal(code.saturating_sub(128)))
+    }
+
     fn number(self) -> u8 {
         match self {
             Self::Success => 0,

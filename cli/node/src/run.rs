@@ -38,6 +38,8 @@ use super::watcher::Watcher;
 const WORKERS_MAX: usize = 64;
 /// How long an idle thread lives.
 const WORKER_IDLE: Duration = Duration::from_secs(10);
+/// Between two looks at the processes of software NICs.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(5);
 /// The time limit for running steps at shutdown. The next daemon rolls back interrupted ones.
 const LAST_STEPS: Duration = Duration::from_secs(30);
 
@@ -150,12 +152,14 @@ async fn serve(options: &Options) -> Result<(), Error> {
         notifier.ready();
         // One wait across the turns of the loop: other events must not postpone it.
         let mut due = pin!(watchdog(&notifier));
+        let mut servers = pin!(serve_nics_again(&machines));
         loop {
             tokio::select! {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => reload(&access, &notifier),
                 () = access.next_expiry() => {}
+                () = &mut servers => {}
                 () = &mut due => {
                     notifier.alive();
                     due.set(watchdog(&notifier));
@@ -201,6 +205,16 @@ async fn watchdog(notifier: &Notifier) {
     match notifier.interval() {
         Some(interval) => tokio::time::sleep(interval).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Starts the processes of software NICs again that were killed, without an end.
+async fn serve_nics_again(machines: &Arc<Machines>) {
+    loop {
+        let machines = machines.clone();
+        // A panic is logged, and the next turn tries again.
+        let _ = tokio::task::spawn_blocking(move || machines.serve_nics_again()).await;
+        tokio::time::sleep(BETWEEN_LOOKS).await;
     }
 }
 

@@ -5,7 +5,7 @@ mod make;
 mod of_vm;
 mod remove;
 mod show;
-mod watch;
+pub(crate) mod watch;
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;

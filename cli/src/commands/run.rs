@@ -2,6 +2,7 @@
 
 mod hand_over;
 mod inherited;
+mod nics;
 mod sandbox;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use vmm::migration::endpoint::Endpoint;
 use vmm::sandbox::{landlock, seccomp};
 
 use hand_over::Taken;
+use nics::NewNic;
 use sandbox::SandboxArguments;
 
 use crate::commands::machine_arguments::{MachineArguments, json_of};
@@ -46,6 +48,9 @@ use crate::terminal::{EscapeKey, Terminal};
 )]
 #[command(after_long_help = "\
 Examples:
+  A guest on a bridge, with the best NIC that this host has:
+    bellhop run --kernel vmlinuz --initramfs initrd.img --nic bridge=br0
+
   A guest whose NIC is a vDPA device:
     bellhop dev add name nic0 mgmtdev vdpasim_net mac 52:54:00:12:34:56
     bellhop run --kernel vmlinuz --initramfs initrd.img --vdpa path=/dev/vhost-vdpa-0
@@ -96,6 +101,19 @@ pub(crate) struct Arguments {
                 [,backup=/dev/vhost-vdpa-1] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
+
+    #[arg(
+        long,
+        value_name = "OPTIONS",
+        requires = "machine",
+        value_parser = NewNic::parse,
+        conflicts_with_all = ["restore", "receive"],
+        help = "A NIC on a bridge of this host, created for the VM and deleted when it ends: \
+                bridge=NAME[,vlan=N][,mac=MAC][,mtu=BYTES][,id=NAME][,from=NIC]. Without from, a \
+                function of a NIC that is a port of the bridge; if there is none, a NIC without \
+                hardware (from=software). Needs root (may be repeated)"
+    )]
+    nic: Vec<NewNic>,
 
     #[arg(
         long,
@@ -243,6 +261,10 @@ impl ConsoleTarget {
 impl Arguments {
     /// Enters the sandbox, if the options request it. `log` is the file of this process's log.
     pub(crate) fn confine(&self, log: Option<&Path>) -> Result<(), Error> {
+        if !self.nic.is_empty() {
+            // The process of the VM does.
+            return Ok(());
+        }
         let files = [&self.api_socket, &self.console_socket, &self.console_log];
         let [api, console, output] = files.map(Option::as_deref);
         self.sandbox.enter(&[api, console, output, log])
@@ -354,6 +376,9 @@ fn vfio_device(text: &str) -> Result<VfioConfig, String> {
 
 /// Runs the VM until it ends, or another program takes it over.
 pub(crate) fn execute(arguments: Arguments) -> Result<Code, Error> {
+    if !arguments.nic.is_empty() {
+        return nics::run(&arguments.nic);
+    }
     let mut taken = hand_over::take()?;
     let ended = serve(arguments, &mut taken);
     if let (Err(error), Some(taken)) = (&ended, &taken) {

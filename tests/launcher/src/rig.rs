@@ -53,6 +53,8 @@ pub enum Rig {
     /// A virtio NIC with four virtual functions behind an Intel IOMMU, vp_vdpa
     /// for them, all on one switch.
     Sriov,
+    /// Only what Debian's kernel has: VDUSE, taps and bridges; no device of QEMU's.
+    Vduse,
 }
 
 /// What QEMU needs for a rig's devices.
@@ -91,13 +93,14 @@ impl Rig {
             Self::Sim => "sim",
             Self::Labnic => "labnic",
             Self::Sriov => "sriov",
+            Self::Vduse => "vduse",
         }
     }
 
     /// QEMU's machine type with its options.
     pub fn machine(self) -> &'static str {
         match self {
-            Self::Sim | Self::Labnic => "q35",
+            Self::Sim | Self::Labnic | Self::Vduse => "q35",
             // On KVM, interrupt remapping needs the I/O APIC in QEMU.
             Self::Sriov => "q35,kernel-irqchip=split",
         }
@@ -113,7 +116,7 @@ impl Rig {
                 arguments: plain_nic(0, ""),
                 ..Equipment::default()
             }),
-            Self::Labnic => Ok(Equipment::default()),
+            Self::Labnic | Self::Vduse => Ok(Equipment::default()),
             Self::Sriov => sriov(LinkBackend::lay(root, VIRTUAL_FUNCTIONS + 1, QUEUE_PAIRS)?),
         }
     }
@@ -121,7 +124,7 @@ impl Rig {
     /// Names of the links that the outside can set up and down.
     pub fn links(self) -> &'static [&'static str] {
         match self {
-            Self::Sim | Self::Labnic => &[],
+            Self::Sim | Self::Labnic | Self::Vduse => &[],
             Self::Sriov => &LINKS,
         }
     }
@@ -137,7 +140,7 @@ impl Rig {
     /// Additions to the lab host's kernel command line.
     pub fn kernel_parameters(self) -> &'static str {
         match self {
-            Self::Sim | Self::Labnic => "",
+            Self::Sim | Self::Labnic | Self::Vduse => "",
             // Debian's kernel translates only on request.
             Self::Sriov => "intel_iommu=on iommu.passthrough=0",
         }
@@ -169,6 +172,7 @@ impl Rig {
                 stock("vduse"),
             ],
             Self::Labnic => vec![vhost_vdpa(), file("vringh.ko"), file("labnic.ko")],
+            Self::Vduse => ["vduse", "vhost_vdpa", "tun"].map(stock).into(),
             Self::Sriov => vec![
                 // First: there are no virtual functions before the physical function's driver runs.
                 stock("virtio_net"),

@@ -58,8 +58,8 @@ struct Counted {
 /// Those of the helpers; [`Error::Invalid`] when a frame was not sent.
 pub(super) fn measure(arguments: &DoorbellArguments) -> Result<()> {
     match arguments.rig {
-        Rig::Sim => Err(Error::missing(
-            "the simulator's devices have no doorbells",
+        Rig::Sim | Rig::Vduse => Err(Error::missing(
+            "devices in software have no doorbells",
             "say --rig sriov or --rig labnic",
         )),
         Rig::Sriov => {

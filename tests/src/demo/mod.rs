@@ -3,9 +3,11 @@
 //! On the rig *sim*, it creates a vDPA device on the kernel's simulator and boots a Linux guest
 //! with it as its NIC. It sends 1,000 checked frames and reports the cost. On *sriov*, two guests
 //! exchange frames (`demo/sriov.rs`). With `--vfio` one of them also has a function by VFIO
-//! (`demo/vfio.rs`). Guests run Debian's stock kernel from the lab host's root.
+//! (`demo/vfio.rs`). On *vduse*, two guests have NICs without hardware (`demo/vduse.rs`). Guests
+//! run Debian's stock kernel from the lab host's root.
 
 mod sriov;
+mod vduse;
 mod vfio;
 
 use crate::bench::print_json;
@@ -66,6 +68,7 @@ pub fn main() -> ExitCode {
         Rig::Sim => scenario(demo.json),
         Rig::Sriov if demo.vfio => vfio::scenario(demo.json),
         Rig::Sriov => sriov::scenario(demo.json),
+        Rig::Vduse => vduse::scenario(demo.json),
         Rig::Labnic => Err(Error::Usage(
             "the demo has no part for the rig labnic".into(),
         )),

@@ -181,7 +181,7 @@ pub(super) fn start(device: &VfDevice<'_>, prefix: &'static str) -> Result<Guest
 }
 
 /// Prints a guest's own view and returns its NIC's address.
-fn mac_in(guest: &mut Guest) -> Result<String> {
+pub(super) fn mac_in(guest: &mut Guest) -> Result<String> {
     let link = guest.command("link")?;
     say("guest's view", link["text"].as_str().unwrap_or_default());
     text(&link["nics"][0], "mac")

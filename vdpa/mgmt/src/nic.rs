@@ -14,6 +14,7 @@
 //!   subfunction        port (switchdev mode only) ─> address, rates ─> active ─> its device
 //!                      ─> enable_vnet and reload ─> its management device ────────┤
 //!   management device  it is there ───────────────────────────────────────────────┤
+//!   software           a process that serves a tap through VDUSE ─────────────────┤
 //!                      device added <─────────────────────────────────────────────┘
 //!                      ─> /dev/vhost-vdpa-N ─> connected (bridge, VLAN)
 //! ```
@@ -43,6 +44,7 @@
 //! ```
 
 mod addresses;
+mod best;
 mod choose;
 mod connect;
 mod device;
@@ -56,6 +58,8 @@ mod phase;
 mod planned;
 mod record;
 mod request;
+pub mod server;
+mod software;
 mod step;
 mod store;
 mod subfunction;
@@ -64,6 +68,7 @@ mod undo;
 mod virtual_function;
 mod wait;
 
+pub use best::Choice;
 pub use choose::host_use;
 pub use error::{MakeError, NicError, NotUndone, RemoveError};
 pub use nics::{DEFAULT_PATIENCE, Nics};
@@ -73,6 +78,7 @@ pub use phase::Phase;
 pub use planned::PlannedStep;
 pub use record::{BadOwner, MadeNic, State};
 pub use request::{Kind, NicRequest};
+pub use software::SOFTWARE;
 pub use step::{Settings, Step};
 pub use store::{LockedStore, Store, StoreError};
 pub use taken::{Taken, TakenBecause};

@@ -2,8 +2,7 @@
 
 use super::Position;
 use crate::Error;
-use crate::device::VringBase;
-use crate::ring::GuestRing;
+use crate::ring::{GuestRing, not_known};
 
 impl GuestRing {
     /// The position of a stopped device's ring, from its memory alone. The chains in flight are
@@ -50,28 +49,4 @@ impl GuestRing {
             Self::Packed(ring) => ring.ring_position().map(drop).map_err(not_known),
         }
     }
-
-    /// The position for a device that takes over the ring, from the ring's memory alone.
-    ///
-    /// # Errors
-    /// As [`GuestRing::position`].
-    pub(super) fn used(&self) -> Result<VringBase, Error> {
-        match self {
-            Self::Split(ring) => Ok(VringBase::Split {
-                index: ring.used_index()?,
-            }),
-            Self::Packed(ring) => ring
-                .ring_position()
-                .map(VringBase::at_used)
-                .map_err(not_known),
-        }
-    }
-}
-
-/// For `map_err`: only its memory could show the position of the guest's packed ring, and it does
-/// not.
-fn not_known(source: Error) -> Error {
-    let message =
-        "the position of the guest's packed ring is unknown: its driver must reset the device";
-    Error::other(message).because(source)
 }

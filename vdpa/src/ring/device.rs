@@ -109,6 +109,19 @@ impl DeviceQueue {
         }
     }
 
+    /// Shows the returned chains to the guest, and leaves the decision about an interrupt to
+    /// [`DeviceQueue::publish`]. So a successor of this process finds them returned.
+    ///
+    /// # Errors
+    /// Guest memory cannot be accessed.
+    pub fn show(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Split(queue) => queue.show(),
+            // Shown by `push_used`.
+            Self::Packed(_) => Ok(()),
+        }
+    }
+
     /// Shows the returned chains to the guest. `true`: it wants an interrupt for those since the
     /// last call.
     ///

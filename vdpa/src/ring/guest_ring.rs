@@ -5,7 +5,7 @@ use std::ops::Deref;
 use super::guest::Areas;
 use super::{RingFeatures, packed, split};
 use crate::Error;
-use crate::device::VringAddresses;
+use crate::device::{VringAddresses, VringBase};
 use crate::memory::DeviceMemory;
 
 /// A guest's ring, in either format.
@@ -38,6 +38,31 @@ impl GuestRing {
             Self::Split(split::GuestRing::new(memory, size, addresses, indirect)?)
         })
     }
+
+    /// The position for a device that takes over the ring, from the ring's memory alone.
+    ///
+    /// # Errors
+    /// Guest memory cannot be read, or a packed ring does not show its position:
+    /// [`packed::GuestRing::ring_position`].
+    pub fn used_position(&self) -> Result<VringBase, Error> {
+        match self {
+            Self::Split(ring) => Ok(VringBase::Split {
+                index: ring.used_index()?,
+            }),
+            Self::Packed(ring) => ring
+                .ring_position()
+                .map(VringBase::at_used)
+                .map_err(not_known),
+        }
+    }
+}
+
+/// For `map_err`: only its memory could show the position of the guest's packed ring, and it does
+/// not.
+pub(crate) fn not_known(source: Error) -> Error {
+    let message =
+        "the position of the guest's packed ring is unknown: its driver must reset the device";
+    Error::other(message).because(source)
 }
 
 impl Deref for GuestRing {

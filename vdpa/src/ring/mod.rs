@@ -31,6 +31,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 pub use self::device::DeviceQueue;
 pub use self::driver::DriverQueue;
 pub use self::guest_ring::GuestRing;
+pub(crate) use self::guest_ring::not_known;
 pub use self::layout::{PackedLayout, RingLayout, SplitLayout};
 pub use self::violation::Violation;
 use crate::Error;

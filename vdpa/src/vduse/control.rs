@@ -75,15 +75,28 @@ impl Control {
             )
         });
         created.map_err(cannot_create(name))?;
-        let created = Created {
-            control: self.clone(),
-            name: name.to_owned(),
-        };
+        let created = self.created(name);
         let device = Device::open(name)?;
         for (index, &size) in (0..).zip(&description.queues) {
             device.set_up_queue(index, size)?;
         }
         Ok((created, device))
+    }
+
+    /// Opens the device `name`, which a process that has ended left.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    pub fn reopen(&self, name: &str) -> Result<(Created, Device), Error> {
+        let device = Device::open(name)?;
+        Ok((self.created(name), device))
+    }
+
+    fn created(&self, name: &str) -> Created {
+        Created {
+            control: self.clone(),
+            name: name.to_owned(),
+        }
     }
 
     /// Deletes a device, which no process has open and whose vDPA device is deleted.

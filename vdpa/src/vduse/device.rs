@@ -52,6 +52,17 @@ impl AsFd for Device {
     }
 }
 
+impl From<File> for Device {
+    /// The open file of a device, as a process that serves it inherits it.
+    fn from(file: File) -> Self {
+        let file = Arc::new(file);
+        let handle = Handle {
+            file: Some(Arc::clone(&file)),
+        };
+        Self { file, handle }
+    }
+}
+
 impl Device {
     /// Opens a device; one process at a time can.
     ///
@@ -69,11 +80,7 @@ impl Device {
                 opened => break opened.map_err(no_access(&path(name)))?,
             }
         };
-        let file = Arc::new(file);
-        let handle = Handle {
-            file: Some(Arc::clone(&file)),
-        };
-        Ok(Self { file, handle })
+        Ok(Self::from(file))
     }
 
     /// Sets the largest size of a queue.

@@ -57,3 +57,24 @@ pub fn enter(own: Option<&Own>) -> Result<(), JailError> {
     }
     privileges::give_up().map_err(failed("give up the privileges"))
 }
+
+/// Moves this process, which is no VMM and has all files open that it needs, into a jail with an
+/// empty root. It must have one thread, which is of the kind `thread`. It ends with its parent.
+///
+/// # Errors
+/// A step failed. The process must end: it is in a part of the jail.
+pub fn enter_empty(user: u32, thread: seccomp::Thread) -> Result<(), crate::Error> {
+    let failed = |step| {
+        move |source| {
+            let error = JailError { step, source };
+            crate::Error::host("cannot enter the sandbox").because(error)
+        }
+    };
+    namespaces::enter_empty().map_err(failed("build the root directory"))?;
+    privileges::become_user(user).map_err(failed("change to the user"))?;
+    privileges::give_up().map_err(failed("give up the privileges"))?;
+    // After the change of the user, which clears it.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|error| failed("follow the parent")(error.into()))?;
+    seccomp::confine(thread)
+}

@@ -107,16 +107,7 @@ enum Source {
 /// # Errors
 /// The kernel refuses a step.
 pub(super) fn enter(own: &Own) -> io::Result<()> {
-    let flags = UnshareFlags::NEWNS
-        | UnshareFlags::NEWIPC
-        | UnshareFlags::NEWUTS
-        | UnshareFlags::NEWNET
-        | UnshareFlags::NEWCGROUP;
-    // SAFETY: needed because rustix has no safe call: CLONE_FILES would invalidate descriptors that
-    // threads share. It is not among the flags.
-    unsafe { rustix::thread::unshare_unsafe(flags) }?;
-    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    rustix::mount::mount_change("/", private)?;
+    leave()?;
     // The new root hides `/proc`, so everything is opened before.
     let mut sources = Vec::new();
     for path in &own.directories {
@@ -137,9 +128,7 @@ pub(super) fn enter(own: &Own) -> io::Result<()> {
     }
     let umask = rustix::process::umask(Mode::from_raw_mode(0o022));
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
-    rustix::mount::mount("tmpfs", NEW_ROOT, "tmpfs", flags, Some(TMPFS))?;
-    rustix::process::chdir(NEW_ROOT)?;
-    rustix::fs::mkdir(JAIL, Mode::from_raw_mode(0o755))?;
+    new_root()?;
     let root = rustix::fs::open(JAIL, DIRECTORY, Mode::empty())?;
     for (path, source) in sources {
         place(root.as_fd(), path, source, own.user)?;
@@ -149,12 +138,53 @@ pub(super) fn enter(own: &Own) -> io::Result<()> {
     let flags = flags | MountFlags::NODEV | MountFlags::RDONLY;
     let options = Some(c"hidepid=invisible");
     rustix::mount::mount("proc", &proc, "proc", flags, options)?;
+    enter_root()?;
+    rustix::process::umask(umask);
+    Ok(())
+}
+
+/// Moves this process into namespaces of its own with an empty root, in which it can create no
+/// file after it has changed its user.
+///
+/// # Errors
+/// The kernel refuses a step.
+pub(super) fn enter_empty() -> io::Result<()> {
+    leave()?;
+    new_root()?;
+    enter_root()
+}
+
+/// Leaves the namespaces of the parent. The new mount namespace still has its mounts.
+fn leave() -> io::Result<()> {
+    let flags = UnshareFlags::NEWNS
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWCGROUP;
+    // SAFETY: needed because rustix has no safe call: CLONE_FILES would invalidate descriptors that
+    // threads share. It is not among the flags.
+    unsafe { rustix::thread::unshare_unsafe(flags) }?;
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private)?;
+    Ok(())
+}
+
+/// Mounts the new root, and makes it the current directory.
+fn new_root() -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    rustix::mount::mount("tmpfs", NEW_ROOT, "tmpfs", flags, Some(TMPFS))?;
+    rustix::process::chdir(NEW_ROOT)?;
+    rustix::fs::mkdir(JAIL, Mode::from_raw_mode(0o755))?;
+    Ok(())
+}
+
+/// Makes the jail in the current directory the root.
+fn enter_root() -> io::Result<()> {
     // The former root is on top of the new one afterwards (pivot_root(2)).
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chroot(Path::new("/").join(JAIL))?;
     rustix::process::chdir("/")?;
-    rustix::process::umask(umask);
     Ok(())
 }
 

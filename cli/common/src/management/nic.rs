@@ -1,6 +1,6 @@
 //! Created NICs as listings.
 
-use vdpa_mgmt::nic::{MadeNic, State, Step};
+use vdpa_mgmt::nic::{MadeNic, State, Step, server};
 use vdpa_mgmt::{ClassConfig, Connection};
 
 use crate::listing::{Entry, Layout, Listing};
@@ -53,6 +53,12 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
                 .with_some("port", port.as_ref().map(ToString::to_string))
                 .with_number("sfnum", Some(*sfnum)),
             Step::ActivatePort { .. } => entry,
+            Step::Serve { service } => {
+                // Without a right to read the lock the process is unknown.
+                let pid = server::holder(nic.name()).ok().flatten();
+                let pid = pid.and_then(|pid| u32::try_from(pid.as_raw_pid()).ok());
+                entry.with_text("tap", &service.tap).with_number("pid", pid)
+            }
             Step::AddDevice { mgmtdev } => entry.with_text("mgmtdev", mgmtdev.to_string()),
             Step::Connect { attached } => entry.with_some("representor", attached.interface()),
         };

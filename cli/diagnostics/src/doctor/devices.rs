@@ -109,10 +109,10 @@ fn none(host: &Host) -> Finding {
         let load = format!("modprobe -a {} vhost_vdpa tun", VDUSE.name);
         return Finding::warning(
             NAME,
-            "none yet, and no NIC of this host provides one; `bellhop swnic` does without hardware",
+            "none yet, and no NIC of this host provides one; software does (VDUSE)",
         )
         .mend(load)
-        .mend("bellhop swnic sw0 --bridge BRIDGE");
+        .mend("bellhop nic create sw0 --from software --connect bridge=BRIDGE");
     }
     if modules.presence(VDPA_SIM_NET).is_possible() {
         let load = format!("modprobe {} && {make}", VDPA_SIM_NET.name);

@@ -245,7 +245,7 @@ const WANTED: [(Module, &str, bool); 6] = [
         "gives vDPA devices to this host and its containers",
         false,
     ),
-    (VDUSE, "NICs without hardware (bellhop swnic)", false),
+    (VDUSE, "NICs without hardware (--from software)", false),
     (
         VDPA_SIM_NET,
         "the simulator, for trials without a NIC",

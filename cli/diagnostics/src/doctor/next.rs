@@ -26,25 +26,24 @@ pub(super) fn commands(host: &Host) -> Vec<String> {
     };
     let boot = boot_files(host);
     let has_daemon = host.exists(SOCKET);
-    let printed = |by: &str| format!("/dev/vhost-vdpa-N    (printed by {by})");
     if !has_daemon && UNITS.iter().any(|unit| host.exists(unit)) {
         commands.push("systemctl start bellhop".to_owned());
     } else if !has_daemon {
-        let path = match nic {
-            Nic::There(path) => path,
+        let nic = match nic {
+            Nic::There(path) => format!("--vdpa path={path}"),
             Nic::From(source) => {
                 commands.push(format!("bellhop nic create nic0 --from {source}"));
-                printed("the previous command")
+                "--vdpa path=/dev/vhost-vdpa-N    (printed by the previous command)".to_owned()
             }
-            Nic::Software => printed("bellhop swnic"),
+            Nic::Software(bridge) => format!("--nic bridge={bridge}"),
         };
-        commands.push(format!("bellhop run {boot} --vdpa path={path}"));
+        commands.push(format!("bellhop run {boot} {nic}"));
         return commands;
     }
     let nic = match nic {
         Nic::There(path) => format!("path={path}"),
         Nic::From(source) => format!("from={source}"),
-        Nic::Software => format!("path={}", printed("bellhop swnic")),
+        Nic::Software(bridge) => format!("from=software,bridge={bridge}"),
     };
     commands.push(format!("bellhop vm create test {boot} --nic {nic}"));
     commands.push("bellhop vm console test".to_owned());
@@ -57,8 +56,8 @@ enum Nic {
     There(String),
     /// A NIC created on this function.
     From(String),
-    /// A device that `bellhop swnic` prints.
-    Software,
+    /// A NIC without hardware, on this bridge.
+    Software(String),
 }
 
 /// The best source on this host; adds the commands that it needs.
@@ -71,8 +70,8 @@ fn nic(host: &Host, commands: &mut Vec<String>) -> Option<Nic> {
         return Some(Nic::From(format!("pci/{}", function.address)));
     }
     let modules = Modules::of(host);
-    if software(host, &modules, commands) {
-        return Some(Nic::Software);
+    if let Some(bridge) = software(host, &modules, commands) {
+        return Some(Nic::Software(bridge));
     }
     let simulator = modules.presence(VDPA_SIM_NET);
     if simulator == Presence::Loadable {
@@ -82,14 +81,14 @@ fn nic(host: &Host, commands: &mut Vec<String>) -> Option<Nic> {
     is_possible.then(|| Nic::From("vdpasim_net".to_owned()))
 }
 
-/// Adds the commands of a NIC without hardware, if this host can have one.
-fn software(host: &Host, modules: &Modules<'_>, commands: &mut Vec<String>) -> bool {
+/// The bridge for a NIC without hardware, if this host can have one. Adds the commands before it.
+fn software(host: &Host, modules: &Modules<'_>, commands: &mut Vec<String>) -> Option<String> {
     let needed = [VDUSE, VHOST_VDPA, TUN];
     if !needed
         .iter()
         .all(|&one| modules.presence(one).is_possible())
     {
-        return false;
+        return None;
     }
     let missing = needed
         .iter()
@@ -107,10 +106,7 @@ fn software(host: &Host, modules: &Modules<'_>, commands: &mut Vec<String>) -> b
         commands.push(format!("ip link add {bridge} type bridge"));
         commands.push(format!("ip link set {bridge} up"));
     }
-    commands.push(format!(
-        "bellhop swnic sw0 --bridge {bridge}    (keeps running: continue in another terminal)"
-    ));
-    true
+    Some(bridge.to_owned())
 }
 
 /// The options for a guest with this host's kernel; KERNEL is a placeholder if the host has none.
@@ -174,17 +170,16 @@ mod tests {
             "modprobe -a vduse vhost_vdpa tun",
             "ip link add br0 type bridge",
             "ip link set br0 up",
-            "bellhop swnic sw0 --bridge br0    (keeps running: continue in another terminal)",
         ];
-        assert_eq!(all[..4], wanted);
-        assert!(all[4].starts_with("bellhop run --kernel"), "{all:?}");
+        assert_eq!(all[..3], wanted);
+        assert_eq!(all[3], format!("bellhop run {BOOT} --nic bridge=br0"));
         // A bridge that exists is used as it is.
         tree.file("/sys/class/net/lan/bridge/stp_state", "0\n");
         let all = commands(&tree.host());
-        assert!(
-            all[1].starts_with("bellhop swnic sw0 --bridge lan "),
-            "{all:?}"
-        );
+        assert_eq!(all[1], format!("bellhop run {BOOT} --nic bridge=lan"));
+        tree.file(SOCKET, "");
+        let create = format!("bellhop vm create test {BOOT} --nic from=software,bridge=lan");
+        assert_eq!(commands(&tree.host())[1], create);
     }
 
     #[test]

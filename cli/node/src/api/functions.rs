@@ -117,6 +117,9 @@ fn is_on(nic: &MadeNic, function: &Function) -> bool {
         Step::AddDevice { mgmtdev } => {
             mgmtdev.bus() == Some("pci") && virtual_ones.iter().any(|one| one == mgmtdev.name())
         }
-        Step::AddPort { .. } | Step::ActivatePort { .. } | Step::Connect { .. } => false,
+        Step::AddPort { .. }
+        | Step::ActivatePort { .. }
+        | Step::Serve { .. }
+        | Step::Connect { .. } => false,
     })
 }

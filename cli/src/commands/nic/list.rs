@@ -21,6 +21,7 @@ Fields:
   vf             the configured virtual function
   function, driver  the function that was bound to a vDPA driver, and that driver
   port, sfnum    the port of the subfunction, and its number
+  tap, pid       the tap of a NIC without hardware, and the process that serves it
   mgmtdev        the management device
   exists         false if the vDPA device is gone
   path           the device for `bellhop run --vdpa path=…`

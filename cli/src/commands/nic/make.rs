@@ -28,8 +28,8 @@ pub(crate) struct Arguments {
     #[arg(long = "name", hide = true, conflicts_with = "name")]
     old_name: Option<String>,
 
-    /// The NIC: a network interface, pci/ADDRESS or a devlink handle; or a management device, such
-    /// as vdpasim_net
+    /// The NIC: a network interface, pci/ADDRESS or a devlink handle; a management device, such as
+    /// vdpasim_net; or software, for a NIC without hardware
     #[arg(long, value_name = "NIC")]
     from: String,
 
@@ -94,6 +94,8 @@ Steps, each undone if a later one fails or the command is interrupted with Ctrl-
 or, on a NIC in switchdev mode (`devlink dev eswitch show`; the command does not change the mode):
   a subfunction      port added with the lowest free sfnum, address and rates set, activated
   its device         waited for, enable_vnet set, reloaded
+or, with --from software:
+  a process          serves a new tap of this name through VDUSE
 and then
   the device         added, bound to vhost_vdpa, and its character device waited for
   the connection     with --connect: in switchdev mode the representor becomes an untagged port of
@@ -109,6 +111,7 @@ Examples:
   bellhop nic create nic1 --from pci/0000:01:00.0 --kind vf --virtual-functions 4 -j
   bellhop nic create nic2 --from enp6s0f0np0 --connect bridge=br0,vlan=100 --queue-pairs 4
   bellhop nic create test0 --from vdpasim_net --mac 52:54:00:12:34:57 --mtu 1500
+  bellhop nic create sw0 --from software --connect bridge=br0
   bellhop nic create nic3 --from enp1s0f0 --dry-run
 
 `bellhop nic delete` undoes all steps, also if this command was killed.";

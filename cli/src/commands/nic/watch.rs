@@ -10,7 +10,7 @@ use crate::signals::StopSignals;
 
 /// The observer of the steps for the user.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     store: LockedStore,
     terminal: bool,
     signals: StopSignals,
@@ -18,7 +18,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// From now on signals do not end the process, so a rollback runs to its end.
-    pub(super) fn start(store: LockedStore) -> Result<Self, Error> {
+    pub(crate) fn start(store: LockedStore) -> Result<Self, Error> {
         Ok(Self {
             store,
             terminal: io::stderr().is_terminal(),
@@ -26,12 +26,17 @@ impl Watch {
         })
     }
 
-    pub(super) fn store(&self) -> &LockedStore {
+    pub(crate) fn store(&self) -> &LockedStore {
         &self.store
     }
 
+    /// Releases the lock of the store. The signals still do not end the process.
+    pub(crate) fn release(self) -> StopSignals {
+        self.signals
+    }
+
     /// The number of the received signal.
-    pub(super) fn signal(&self) -> Option<u8> {
+    pub(crate) fn signal(&self) -> Option<u8> {
         self.signals.received()
     }
 }

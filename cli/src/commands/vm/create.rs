@@ -101,7 +101,8 @@ const HELP: &str = "\
 Keys of --nic, and of [[nics]] in a file:
   id=NAME          its name in this VM (default: net0, net1, …; required in a file)
   from=NIC         created on this NIC, and deleted with the VM: a network interface, pci/ADDRESS, a
-                   devlink handle, or a management device such as vdpasim_net
+                   devlink handle, a management device such as vdpasim_net, or software: a process
+                   of the host (VDUSE)
   path=DEV         or an existing vDPA device: /dev/vhost-vdpa-N
   device=NAME      or its name
   kind=auto|vf|sf  with from: the kind of function

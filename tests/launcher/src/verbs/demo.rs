@@ -17,8 +17,8 @@ pub struct DemoArguments {
     /// The result as one JSON object on the last line
     #[arg(long)]
     pub json: bool,
-    /// The lab host's equipment: sim (one guest on the kernel's simulator) or sriov (two guests on
-    /// virtual functions of one NIC)
+    /// The lab host's equipment: sim (one guest on the kernel's simulator), sriov (two guests on
+    /// virtual functions of one NIC) or vduse (two guests without hardware)
     #[arg(long, value_enum, default_value_t)]
     pub rig: Rig,
     /// With --rig sriov: one guest has one function as a vDPA device and another by VFIO
@@ -35,7 +35,7 @@ pub struct DemoArguments {
 pub fn demo(arguments: &DemoArguments) -> Result<u8> {
     if arguments.rig == Rig::Labnic {
         return Err(Error::Usage(
-            "the demo has no part for the rig labnic: use sim or sriov".into(),
+            "the demo has no part for the rig labnic: use sim, sriov or vduse".into(),
         ));
     }
     if arguments.vfio && arguments.rig != Rig::Sriov {

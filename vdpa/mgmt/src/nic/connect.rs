@@ -21,6 +21,8 @@ pub(super) enum Subject {
     VirtualFunction(Address),
     /// The function behind this port.
     Port(PortHandle),
+    /// This network interface itself.
+    Interface(String),
 }
 
 impl Nics {
@@ -59,6 +61,7 @@ impl Making<'_> {
             Subject::VirtualFunction(address) => {
                 Ok(Place::of_virtual_function(links, &self.nics.pci, *address)?)
             }
+            Subject::Interface(name) => Ok(Place::Link(links.link(name)?)),
             Subject::Port(port) => {
                 let devlink = Devlink::open()?;
                 let link = self.wait(&format!("the representor of the port {port}"), || {

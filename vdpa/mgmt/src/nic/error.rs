@@ -119,6 +119,15 @@ pub enum NicError {
     /// A bus driver other than vhost_vdpa has the device.
     #[error("{0} has no character device; `bellhop bind {0} vhost_vdpa` gives it one")]
     NoCharacterDevice(String),
+    /// An interface has the name of the tap.
+    #[error("there is an interface {0} already: choose another name for the NIC")]
+    TapTaken(String),
+    /// The process of a software NIC cannot be started, found or ended.
+    #[error(transparent)]
+    Server(io::Error),
+    /// A software NIC's device or tap cannot be used.
+    #[error(transparent)]
+    Device(#[from] vdpa::Error),
     /// The kernel did not finish its own work in time.
     #[error("timed out after {} s waiting for {what}; the kernel log (`dmesg`) may show \
              why", patience.as_secs())]

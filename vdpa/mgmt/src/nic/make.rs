@@ -106,6 +106,7 @@ impl Making<'_> {
                 let subject = Subject::VirtualFunction(function);
                 self.connect(request.connectivity.as_ref(), &subject)?;
             }
+            Plan::Software => self.software(request)?,
             Plan::Subfunction { handle, pfnum } => {
                 let port = self.subfunction(request, &handle, pfnum)?;
                 self.connect(request.connectivity.as_ref(), &Subject::Port(port))?;
@@ -148,6 +149,7 @@ impl Nics {
                 }
                 self.check_network(name)?;
             }
+            Plan::Software => self.check_software(request)?,
             Plan::VirtualFunction(physical) => self.check_virtual_function(request, physical)?,
             Plan::Subfunction { handle, .. } => self.check_subfunction(request, handle)?,
         }

@@ -3,6 +3,7 @@
 use super::error::NicError;
 use super::nics::Nics;
 use super::request::Kind;
+use super::software::SOFTWARE;
 use crate::MgmtDeviceName;
 use crate::devlink::{Devlink, EswitchMode, Handle};
 use crate::error::{Error, ErrorKind, existing};
@@ -18,6 +19,8 @@ pub enum Origin {
     Physical(Box<Function>),
     /// A NIC that is known by its devlink instance only.
     Instance(Handle),
+    /// No hardware: a process of this host.
+    Software,
 }
 
 /// The function to create, and its source.
@@ -26,11 +29,12 @@ pub(super) enum Plan {
     MgmtDevice(MgmtDeviceName),
     VirtualFunction(Box<Function>),
     Subfunction { handle: Handle, pfnum: u16 },
+    Software,
 }
 
 impl Nics {
     /// Finds the object for a text: `pci/0000:01:00.0` or that address alone, a network interface,
-    /// a management device, or a devlink instance such as `pci/0000:01:00.0`.
+    /// a management device, a devlink instance such as `pci/0000:01:00.0`, or `software`.
     ///
     /// A physical function with SR-IOV counts as such, even if it is a management device as well. A
     /// virtual function is found only if it is a management device.
@@ -38,6 +42,9 @@ impl Nics {
     /// # Errors
     /// [`NicError::NoOrigin`], [`NicError::NotPci`], or the kernel's error.
     pub fn find(&self, text: &str) -> Result<Origin, NicError> {
+        if text == SOFTWARE {
+            return Ok(Origin::Software);
+        }
         if let Ok(address) = text.parse::<Address>() {
             return self.physical(address);
         }
@@ -81,10 +88,12 @@ impl Nics {
         let none = |what| Err(NicError::NoSuchKind(text.to_owned(), what));
         match (origin, kind) {
             (Origin::MgmtDevice(mgmtdev), Kind::Auto) => Ok(Plan::MgmtDevice(mgmtdev)),
-            (Origin::MgmtDevice(_) | Origin::Instance(_), Kind::VirtualFunction) => {
-                none("virtual functions")
-            }
-            (Origin::MgmtDevice(_), Kind::Subfunction) => none("subfunctions"),
+            (Origin::Software, Kind::Auto) => Ok(Plan::Software),
+            (
+                Origin::MgmtDevice(_) | Origin::Instance(_) | Origin::Software,
+                Kind::VirtualFunction,
+            ) => none("virtual functions"),
+            (Origin::MgmtDevice(_) | Origin::Software, Kind::Subfunction) => none("subfunctions"),
             (Origin::Instance(handle), Kind::Auto | Kind::Subfunction) => {
                 Ok(Plan::Subfunction { handle, pfnum: 0 })
             }

@@ -27,6 +27,8 @@ pub enum Phase {
     AwaitSubfunction,
     /// Makes the subfunction support vDPA devices: a parameter, and a reload.
     EnableVnet,
+    /// Starts the process that serves a software NIC.
+    Serve,
     /// Adds the vDPA device.
     AddDevice,
     /// Waits for `/dev/vhost-vdpa-N`.
@@ -50,6 +52,7 @@ impl fmt::Display for Phase {
             Self::ActivatePort => "activate the subfunction",
             Self::AwaitSubfunction => "find the subfunction",
             Self::EnableVnet => "enable vDPA on the subfunction",
+            Self::Serve => "serve the tap",
             Self::AddDevice => "add the vDPA device",
             Self::AwaitCharacterDevice => "find the character device",
             Self::Connect => "connect it",

@@ -46,6 +46,7 @@ enum Base {
         handle: Handle,
         sfnum: u32,
     },
+    Software,
 }
 
 impl Nics {
@@ -60,6 +61,7 @@ impl Nics {
     ) -> Result<Vec<PlannedStep>, NicError> {
         let base = match self.check(request, others)? {
             Plan::MgmtDevice(mgmtdev) => Base::MgmtDevice(mgmtdev),
+            Plan::Software => Base::Software,
             Plan::VirtualFunction(physical) if physical.virtual_functions.is_empty() => {
                 Base::VirtualFunction {
                     physical: physical.address,
@@ -129,6 +131,11 @@ fn steps(request: &NicRequest, base: &Base) -> Vec<PlannedStep> {
             }
             add(Phase::ActivatePort, subfunction);
             "the subfunction".to_owned()
+        }
+        Base::Software => {
+            let tap = request.tap.as_ref().unwrap_or(&request.name);
+            add(Phase::Serve, tap.clone());
+            "vduse".to_owned()
         }
     };
     add(Phase::AddDevice, format!("{} on {mgmtdev}", request.name));

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::server::Service;
 use super::step::Step;
 use crate::connectivity::Attached;
 use crate::new_device::check_name;
@@ -87,6 +88,19 @@ impl MadeNic {
     pub fn mgmtdev(&self) -> Option<&MgmtDeviceName> {
         self.steps.iter().find_map(|step| match step {
             Step::AddDevice { mgmtdev } => Some(mgmtdev),
+            _ => None,
+        })
+    }
+
+    /// Whether a process of this host serves it.
+    #[must_use]
+    pub fn is_software(&self) -> bool {
+        self.service().is_some()
+    }
+
+    pub(super) fn service(&self) -> Option<&Service> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Serve { service } => Some(service),
             _ => None,
         })
     }

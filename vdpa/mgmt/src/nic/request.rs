@@ -22,8 +22,9 @@ pub enum Kind {
 pub struct NicRequest {
     /// Its name, also for the vDPA device.
     pub name: String,
-    /// Its source: a physical function by address (`pci/0000:01:00.0`) or network interface, a NIC
-    /// by devlink handle, or a management device that creates devices itself (`vdpasim_net`).
+    /// Its source: a physical function by address (`pci/0000:01:00.0`) or network interface, or a
+    /// NIC by devlink handle. Also a management device that creates devices itself
+    /// (`vdpasim_net`), or [`SOFTWARE`](super::SOFTWARE).
     pub from: String,
     /// Its owner, stored in the record so that the owner recognises it. Up to 256 bytes.
     pub owner: Option<String>,
@@ -44,6 +45,9 @@ pub struct NicRequest {
     /// The number of virtual functions to create if the NIC has none. `None`: as many as possible,
     /// but at most eight.
     pub virtual_functions: Option<u32>,
+    /// The tap of a software NIC, which exists or is created, and stays as it is. `None`: one of
+    /// the NIC's name, created and deleted with it.
+    pub tap: Option<String>,
 }
 
 impl NicRequest {
@@ -62,6 +66,7 @@ impl NicRequest {
             connectivity: None,
             rates: None,
             virtual_functions: None,
+            tap: None,
         }
     }
 

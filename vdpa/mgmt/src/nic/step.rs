@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::phase::Phase;
+use super::server::Service;
 use crate::MgmtDeviceName;
 use crate::connectivity::Attached;
 use crate::devlink::{Handle, PortHandle};
@@ -62,6 +63,11 @@ pub enum Step {
         /// The port.
         port: PortHandle,
     },
+    /// A process was started that serves a software NIC, with a tap and a VDUSE device.
+    Serve {
+        /// What it serves.
+        service: Service,
+    },
     /// The vDPA device was added. It has the NIC's name.
     AddDevice {
         /// Its management device.
@@ -94,6 +100,7 @@ impl fmt::Display for Step {
             } => write!(f, "the driver {driver} of {function}"),
             Self::AddPort { handle, sfnum, .. } => write!(f, "the subfunction {sfnum} of {handle}"),
             Self::ActivatePort { port } => write!(f, "the active function of the port {port}"),
+            Self::Serve { service } => write!(f, "the process that serves the tap {}", service.tap),
             Self::AddDevice { mgmtdev } => write!(f, "the vDPA device on {mgmtdev}"),
             Self::Connect { attached } => {
                 let what = attached.interface().unwrap_or("the virtual function");
@@ -141,6 +148,12 @@ impl Step {
             Self::ActivatePort { port } => {
                 format!("bellhop port function set {port} state inactive")
             }
+            Self::Serve { service } => {
+                format!(
+                    "pkill -f \"bellhop swnic {name} --serve\"; ip link del {}",
+                    service.tap
+                )
+            }
             Self::AddDevice { .. } => format!("bellhop dev del {name}"),
             Self::Connect { attached } => match attached.interface() {
                 Some(interface) => format!("ip link set {interface} down nomaster"),
@@ -168,6 +181,7 @@ impl Step {
                 (Phase::AddPort, format!("{handle} sfnum {sfnum}"))
             }
             Self::ActivatePort { port } => (Phase::ActivatePort, port.to_string()),
+            Self::Serve { service } => (Phase::Serve, service.tap.clone()),
             Self::AddDevice { mgmtdev } => (Phase::AddDevice, mgmtdev.to_string()),
             Self::Connect { attached } => {
                 let what = attached.interface().unwrap_or("the virtual function");

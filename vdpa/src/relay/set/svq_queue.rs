@@ -262,7 +262,7 @@ impl SvqQueue {
     /// Prepares the guest's ring for a device that takes it over; returns the position.
     pub(super) fn settle(&mut self, dirty: &dyn Dirty) -> Result<VringBase, Error> {
         let settled = match self.mode.relay() {
-            None => self.queue.ring.used(),
+            None => self.queue.ring.used_position(),
             Some(relay) => relay
                 .finish(dirty)
                 .and_then(|_| relay.settle())
@@ -284,7 +284,10 @@ impl SvqQueue {
         if !uncounted || disordered || ring.check_order().is_err() {
             return Err(error);
         }
-        self.queue.ring.used().map_err(|source| self.failed(source))
+        self.queue
+            .ring
+            .used_position()
+            .map_err(|source| self.failed(source))
     }
 
     /// Reports the chains that a stopped device used. A queue that is broken, or breaks now, ends
@@ -312,17 +315,19 @@ impl SvqQueue {
                 0 => Ok(stopped.at_used()),
                 descriptors => Err(packed_in_flight(descriptors)),
             },
-            (false, Ok(VringBase::Split { index })) => self.queue.ring.used().and_then(|used| {
-                let unknown = match used {
-                    VringBase::Split { index: used } => index.wrapping_sub(used),
-                    VringBase::Packed { .. } => 0,
-                };
-                if unknown > 0 {
-                    return Err(in_flight_unknown(unknown));
-                }
-                Ok(used)
-            }),
-            _ => self.queue.ring.used(),
+            (false, Ok(VringBase::Split { index })) => {
+                self.queue.ring.used_position().and_then(|used| {
+                    let unknown = match used {
+                        VringBase::Split { index: used } => index.wrapping_sub(used),
+                        VringBase::Packed { .. } => 0,
+                    };
+                    if unknown > 0 {
+                        return Err(in_flight_unknown(unknown));
+                    }
+                    Ok(used)
+                })
+            }
+            _ => self.queue.ring.used_position(),
         };
         ring_position.map_err(|source| self.failed(source))
     }

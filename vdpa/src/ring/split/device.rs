@@ -87,11 +87,16 @@ impl DeviceQueue {
         Ok(())
     }
 
-    pub(crate) fn publish(&mut self) -> Result<bool, Error> {
+    pub(crate) fn show(&mut self) -> Result<(), Error> {
         if self.published != self.next_used {
             self.ring.set_used_index(self.next_used.0)?;
             self.published = self.next_used;
         }
+        Ok(())
+    }
+
+    pub(crate) fn publish(&mut self) -> Result<bool, Error> {
+        self.show()?;
         // Full fence: the index must be visible before the guest's suppression is read, or both
         // sides sleep (virtio 1.3, 2.7.7.2).
         fence(Ordering::SeqCst);

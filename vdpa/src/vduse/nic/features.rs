@@ -15,6 +15,9 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use super::super::Description;
 use crate::control_queue::MacAddress;
 
+/// The feature of packed rings, as a mask.
+pub const PACKED: u64 = 1 << VIRTIO_F_RING_PACKED;
+
 /// Without these a driver cannot use the device.
 const REQUIRED: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_F_ACCESS_PLATFORM;
 
@@ -38,6 +41,8 @@ pub const OFFERED: u64 = REQUIRED
 
 /// Receive and transmit queue. VDUSE refuses a control queue, without which there is one pair.
 pub const QUEUES: usize = 2;
+/// The MTU of a driver without the feature.
+const USUAL_MTU: u16 = 1500;
 /// Entries of each queue.
 const QUEUE_SIZE: u16 = 256;
 
@@ -48,8 +53,8 @@ pub struct Configuration {
     pub mac: MacAddress,
     /// Largest packet in bytes, without the Ethernet header.
     pub mtu: u16,
-    /// Whether packed rings are not offered.
-    pub is_split: bool,
+    /// The features to offer, of [`OFFERED`]; those that VDUSE requires are always among them.
+    pub features: u64,
 }
 
 impl Configuration {
@@ -72,11 +77,13 @@ impl Configuration {
     }
 
     pub(super) fn features(&self) -> u64 {
-        if self.is_split {
-            OFFERED & !(1 << VIRTIO_F_RING_PACKED)
+        // The usual size needs no feature, which few NICs have: the guest can move to others.
+        let unneeded = if self.mtu == USUAL_MTU {
+            1 << VIRTIO_NET_F_MTU
         } else {
-            OFFERED
-        }
+            0
+        };
+        self.features & OFFERED & !unneeded | REQUIRED
     }
 }
 

@@ -1,5 +1,6 @@
-//! A queue of the device between any driver, any frames, any mappings and any messages: for the
-//! fuzz target `vduse`, and for the tests below, which need no fuzzer.
+//! A queue of the device between any driver, frames, mappings and messages.
+//!
+//! It is for the fuzz target `vduse`, and for the tests below, which need no fuzzer.
 //!
 //! The first byte selects the queue, the format and the features. An honest driver gets each frame
 //! once and whole, and so does the tap. A hostile driver writes anything into its ring, and maps

@@ -30,7 +30,7 @@ mod serve;
 mod tap;
 mod transmit;
 
-pub use self::features::{Configuration, OFFERED, QUEUES};
+pub use self::features::{Configuration, OFFERED, PACKED, QUEUES};
 #[cfg(any(test, feature = "fuzz"))]
 pub use self::fuzz::serve_anything;
 pub use self::serve::Nic;

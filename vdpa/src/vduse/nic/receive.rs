@@ -210,6 +210,8 @@ impl Receive {
         }
         self.waiting = 0;
         ring.push_used_together(&self.used)?;
+        // At once: frames that are not shown are lost with this process.
+        ring.show()?;
         if let Some(held) = self.held.get_mut(..self.count) {
             held.rotate_left(chains);
         }

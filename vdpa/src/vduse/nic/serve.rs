@@ -7,7 +7,8 @@
 //!     UPDATE_IOTLB: rings leave, new memory,  |
 //!                   rings at their positions -+
 //! ```
-//! Each message is handled between two turns of the queues. A ring that is not mapped at the
+//! A process that follows another one begins active if the driver uses the device. Each message is
+//! handled between two turns of the queues. A ring that is not mapped at the
 //! moment waits for the next change of the mappings.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -47,6 +48,15 @@ const NOW: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
+
+/// Where a queue's ring begins.
+#[derive(Debug, Clone, Copy)]
+enum Begin {
+    /// At the base that the driver's side set.
+    AtBase,
+    /// At the position that the ring shows, for the successor of another process.
+    WhereTheRingIs,
+}
 
 /// One queue.
 #[derive(Debug)]
@@ -116,7 +126,8 @@ impl Nic {
         })
     }
 
-    /// Serves the device until `stop` is readable.
+    /// Serves the device until `stop` is readable. A driver that uses it already had another
+    /// process before, and does not notice the change.
     ///
     /// # Errors
     /// The kernel declared the device broken, or the tap is deleted.
@@ -135,6 +146,11 @@ impl Nic {
         add(self.device.as_fd(), MESSAGE, EventFlags::IN)?;
         add(stop, STOP, EventFlags::IN)?;
         let mut events: Vec<Event> = Vec::with_capacity(8);
+        if let Err(error) = self.resume() {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "the NIC waits until its driver resets it");
+            self.stop();
+        }
         loop {
             let wait = if self.queues.iter().any(|queue| queue.is_awake) {
                 Some(&NOW)
@@ -229,7 +245,35 @@ impl Nic {
         self.memory = self.mappings.read(&self.device)?;
         self.active = Some(features);
         for index in 0..QUEUES {
-            self.take_over(index)?;
+            self.take_over(index, Begin::AtBase)?;
+        }
+        Ok(())
+    }
+
+    /// Continues for a driver that uses the device already: it has enabled a queue, which a reset
+    /// disables. The rings show what the process before has done. Frames that it had taken and not
+    /// returned are taken again.
+    fn resume(&mut self) -> Result<(), Error> {
+        let features = self.device.features()?;
+        let packed = features & 1 << VIRTIO_F_RING_PACKED != 0;
+        let mut is_used = false;
+        for number in (0..).take(QUEUES) {
+            is_used |= self.device.queue(number, packed)?.ready;
+        }
+        if !is_used || !is_usable(features, self.offered) {
+            return Ok(());
+        }
+        self.tap.set_offloads(features)?;
+        self.memory = self.mappings.read(&self.device)?;
+        self.active = Some(features);
+        for index in 0..QUEUES {
+            if let Err(error) = self.take_over(index, Begin::WhereTheRingIs) {
+                self.broken(index, &error);
+            }
+            if let Some(queue) = self.queues.get_mut(index) {
+                // The process before may not have sent its last one.
+                queue.owes_interrupt = queue.ring.is_some();
+            }
         }
         Ok(())
     }
@@ -249,7 +293,7 @@ impl Nic {
     }
 
     /// Takes over a queue if the driver has enabled it.
-    fn take_over(&mut self, index: usize) -> Result<(), Error> {
+    fn take_over(&mut self, index: usize, begin: Begin) -> Result<(), Error> {
         let (Some(features), Some(queue)) = (self.active, self.queues.get_mut(index)) else {
             return Ok(());
         };
@@ -261,32 +305,43 @@ impl Nic {
             return Ok(());
         }
         self.device.set_kick(number, &queue.kick)?;
-        queue.info = Some(QueueInfo {
-            base: info.base.at_used(),
-            ..info
-        });
+        let base = match begin {
+            Begin::AtBase => info.base.at_used(),
+            Begin::WhereTheRingIs => self.ring(&info, features)?.used_position()?,
+        };
+        if let Some(queue) = self.queues.get_mut(index) {
+            queue.info = Some(QueueInfo { base, ..info });
+        }
         self.place(index)
     }
 
-    /// Serves a queue's ring from its position on.
-    fn place(&mut self, index: usize) -> Result<(), Error> {
-        let (Some(features), Some(queue)) = (self.active, self.queues.get_mut(index)) else {
-            return Ok(());
-        };
-        let (Some(info), false) = (&queue.info, queue.is_broken) else {
-            return Ok(());
-        };
+    /// The driver's ring.
+    fn ring(&self, info: &QueueInfo, features: u64) -> Result<GuestRing, Error> {
         let memory = self.memory.clone();
         let memory = memory.ok_or_else(|| Error::other("the driver has mapped no memory"))?;
         let size = u16::try_from(info.size);
         let size = size.map_err(Error::context("the driver gave the ring an invalid size"))?;
-        let rings = RingFeatures::of(features);
-        let ring = GuestRing::new(memory, size, info.addresses, rings)?;
-        queue.ring = Some(DeviceQueue::new(ring, info.base, rings)?);
-        queue.is_awake = true;
+        GuestRing::new(memory, size, info.addresses, RingFeatures::of(features))
+    }
+
+    /// Serves a queue's ring from its position on.
+    fn place(&mut self, index: usize) -> Result<(), Error> {
+        let (Some(features), Some(queue)) = (self.active, self.queues.get(index)) else {
+            return Ok(());
+        };
+        let (Some(info), false) = (queue.info, queue.is_broken) else {
+            return Ok(());
+        };
+        let ring = self.ring(&info, features)?;
+        let size = ring.size();
+        let ring = DeviceQueue::new(ring, info.base, RingFeatures::of(features))?;
         if index == RECEIVE {
             let mergeable = features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
             self.receive.restart(mergeable, size);
+        }
+        if let Some(queue) = self.queues.get_mut(index) {
+            queue.ring = Some(ring);
+            queue.is_awake = true;
         }
         Ok(())
     }
@@ -315,7 +370,7 @@ impl Nic {
         };
         if queue.is_awake && queue.info.is_none() && !queue.is_broken {
             // Enabled after DRIVER_OK, which only its kick shows.
-            if let Err(error) = self.take_over(index) {
+            if let Err(error) = self.take_over(index, Begin::AtBase) {
                 self.broken(index, &error);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
@@ -17,7 +17,8 @@ const TUN: &str = "/dev/net/tun";
 /// Frames that wait in a tap: the kernel's queue has 500, or as `ip link set txqueuelen` says.
 const STALE_MAX: usize = 100_000;
 
-/// A tap with virtio-net headers. A tap that this process created ends with it.
+/// A tap with virtio-net headers. It ends with the last process that has it open, unless it is
+/// [persistent](Tap::set_persistent).
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -89,6 +90,31 @@ impl Tap {
         })
     }
 
+    /// A tap that another process has opened.
+    #[must_use]
+    pub fn inherited(file: OwnedFd) -> Self {
+        Self {
+            file: file.into(),
+            has_offloads: true,
+        }
+    }
+
+    /// Whether the tap stays without a process that has it open.
+    ///
+    /// # Errors
+    /// The rights are missing.
+    pub fn set_persistent(&self, persistent: bool) -> Result<(), Error> {
+        // SAFETY: there is no safe interface to ioctls. The kernel gets the flag by value.
+        let set = unsafe {
+            libc::ioctl(
+                self.file.as_raw_fd(),
+                libc::TUNSETPERSIST,
+                libc::c_ulong::from(persistent),
+            )
+        };
+        check(set).map_err(Error::context("cannot change how long the tap stays"))
+    }
+
     /// Any file that keeps the borders of frames, as a test has it.
     #[cfg(any(test, feature = "fuzz"))]
     pub(super) fn of(file: File) -> Self {
@@ -101,6 +127,17 @@ impl Tap {
     /// Prepares the tap for a driver with these features. Drops the frames that wait, which may be
     /// of a kind that the driver does not take.
     pub(super) fn start(&self, features: u64, buffer: &mut [u8]) -> Result<(), Error> {
+        self.set_offloads(features)?;
+        for _ in 0..STALE_MAX {
+            if self.read(buffer)?.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes on the offloads that a driver with these features takes.
+    pub(super) fn set_offloads(&self, features: u64) -> Result<(), Error> {
         if !self.has_offloads {
             return Ok(());
         }
@@ -124,13 +161,7 @@ impl Tap {
                 libc::c_ulong::from(offloads),
             )
         };
-        check(set).map_err(Error::context("the tap rejects the driver's offloads"))?;
-        for _ in 0..STALE_MAX {
-            if self.read(buffer)?.is_none() {
-                break;
-            }
-        }
-        Ok(())
+        check(set).map_err(Error::context("the tap rejects the driver's offloads"))
     }
 
     /// The next frame, if one waits: its bytes.

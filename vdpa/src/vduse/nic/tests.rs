@@ -10,7 +10,7 @@ use super::transmit::Transmit;
 use super::*;
 use crate::iova::{DeviceAddress, IovaRange, PAGE_SIZE};
 use crate::memory::{AddressSpace, DeviceMemory, Mode};
-use crate::ring::{Direction, Piece, RingFeatures};
+use crate::ring::{DeviceQueue, Direction, GuestRing, Piece, RingFeatures};
 
 /// A ring of this format, without other features.
 fn rig(packed: bool) -> Rig {
@@ -59,6 +59,40 @@ fn a_frame_of_several_pieces_is_sent_and_unusable_ones_are_returned() {
         assert_eq!(rig.sent(), None);
         for _ in 0..5 {
             assert_eq!(rig.driver.pop_used().unwrap().unwrap().written, 0);
+        }
+    }
+}
+
+#[test]
+fn a_successor_begins_where_the_ring_is() {
+    for packed in [false, true] {
+        let mut rig = rig(packed);
+        let reads = Direction::DeviceReads;
+        let mut seen = Vec::new();
+        // The ring wraps more than once. Each round ends like a killed process: it passes nothing
+        // on.
+        for round in 0..5_u32 {
+            for number in 0..6 {
+                let len = 60 + round * 10 + number;
+                rig.driver.add(&[rig.piece(0, len, reads)]).unwrap();
+                seen.push(len as usize);
+            }
+            let features = RingFeatures {
+                packed,
+                ..RingFeatures::default()
+            };
+            let addresses = rig.driver.addresses();
+            let ring = GuestRing::new(rig.memory.clone(), SIZE, addresses, features).unwrap();
+            let base = ring.used_position().unwrap();
+            rig.ring = DeviceQueue::new(ring, base, features).unwrap();
+            let turn = Transmit::new().turn(&mut rig.ring, &rig.memory, &rig.tap);
+            turn.unwrap();
+            for len in seen.drain(..) {
+                assert_eq!(rig.sent().unwrap().len(), len);
+                rig.driver.pop_used().unwrap().unwrap();
+            }
+            assert_eq!(rig.sent(), None);
+            assert_eq!(rig.driver.pop_used().unwrap(), None);
         }
     }
 }

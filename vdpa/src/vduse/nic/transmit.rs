@@ -45,6 +45,8 @@ impl Transmit {
                 let _ = unsafe { tap.write(&self.vectors) };
             }
             ring.push_used(id, 0)?;
+            // At once: a successor of this process would send the frame again.
+            ring.show()?;
         }
         self.vectors.0.clear();
         let interrupt = ring.publish()?;

@@ -89,8 +89,9 @@ created_nic! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(required, value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
         pub id: Option<NicId>,
-        /// The source of a created device: a network interface, `pci/ADDRESS`, a devlink handle, or
-        /// a management device such as `vdpasim_net`. The device is deleted with the machine.
+        /// The source of a created device: a network interface, `pci/ADDRESS`, a devlink handle, a
+        /// management device such as `vdpasim_net`, or `software` for one without hardware. The
+        /// device is deleted with the machine.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<String>,
         /// An existing vhost-vdpa character device.
@@ -131,8 +132,8 @@ created_nic! {
         /// Its name, and that of the vDPA device.
         #[schema(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,63}$")]
         pub name: NicId,
-        /// The source of the device: a network interface, `pci/ADDRESS`, a devlink handle, or a
-        /// management device such as `vdpasim_net`.
+        /// The source of the device: a network interface, `pci/ADDRESS`, a devlink handle, a
+        /// management device such as `vdpasim_net`, or `software` for one without hardware.
         pub from: String,
     } {
         /// Its virtio feature bits; all others are off.

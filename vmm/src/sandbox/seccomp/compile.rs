@@ -77,16 +77,15 @@ fn alternatives(when: &When) -> Vec<Condition> {
             .collect();
         values(u32::MAX, &numbers)
     };
+    let named = |numbers_of: Vec<(&str, std::os::raw::c_ulong)>| {
+        numbers(numbers_of.into_iter().map(|(_, number)| number).collect())
+    };
     match when.test {
         Test::OneOf(wanted) => values(u32::MAX, wanted),
         Test::Masked(mask, wanted) => values(mask, wanted),
         Test::Ioctl(wanted) => numbers(wanted.iter().map(|number| number()).collect()),
-        Test::Vhost => numbers(
-            vdpa::uapi::ioctl_numbers()
-                .into_iter()
-                .map(|(_, number)| number)
-                .collect(),
-        ),
+        Test::Vhost => named(vdpa::uapi::ioctl_numbers()),
+        Test::Vduse => named(vdpa::uapi::vduse::ioctl_numbers()),
         Test::OwnPid => vec![Condition::OwnPid { argument }],
         Test::Null => vec![Condition::Null { argument }],
     }

@@ -101,6 +101,21 @@ pub fn install(mode: Mode, inherited: bool) -> Result<(), Error> {
     Ok(())
 }
 
+/// Installs the filter of a process that is no VMM: its one thread is of this kind.
+///
+/// # Errors
+/// This kernel has no filters.
+pub fn confine(thread: Thread) -> Result<(), Error> {
+    let failed = "cannot install the system call filter";
+    let kill = SeccompAction::KillProcess;
+    let program = compile::filter(thread, kill).map_err(|error| Error::host(failed).because(error));
+    let refused = compile::refused().map_err(|error| Error::host(failed).because(error))?;
+    for program in std::iter::once(program?).chain(refused) {
+        seccompiler::apply_filter(&program).map_err(|error| Error::host(failed).because(error))?;
+    }
+    Ok(())
+}
+
 /// Adds the filter of `thread` to the calling thread, if [`install`] has run. Call it at the start
 /// of the thread. A thread must not run without its filter: a failure ends the process.
 pub fn enter(thread: Thread) {

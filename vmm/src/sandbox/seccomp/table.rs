@@ -38,6 +38,8 @@ pub enum Thread {
     Failover,
     /// Closes the KVM descriptors of a former program.
     VmTeardown,
+    /// Not of a VM's process: the one thread of a process that serves a software NIC.
+    SoftwareNic,
 }
 
 /// A test of an argument.
@@ -51,6 +53,8 @@ pub(super) enum Test {
     Ioctl(&'static [fn() -> c_ulong]),
     /// It is an ioctl of vhost-vdpa (`linux/vhost.h`).
     Vhost,
+    /// It is an ioctl of VDUSE (`linux/vduse.h`).
+    Vduse,
     /// It is the ID of this process.
     OwnPid,
     /// It is a null pointer, in all 64 bits.
@@ -415,6 +419,15 @@ const PAGES: Calls = calls! {
     SYS_ioctl [ioctl_of(&[KVM_PRE_FAULT_MEMORY])] => "a page is mapped before the guest runs";
 };
 
+/// A NIC in userspace, between a driver's rings and a tap. All files are open before.
+const SOFTWARE_NIC: Calls = calls! {
+    SYS_ioctl [is(1, Test::Vduse)] => "interrupts, queues, the driver's memory";
+    SYS_ioctl [ioctl_of(&[|| TUNSETOFFLOAD])] => "the offloads that the driver takes";
+    SYS_epoll_pwait2 => "the event loop, with a limit in nanoseconds";
+    SYS_epoll_pwait => "the event loop on a kernel without epoll_pwait2";
+    SYS_eventfd2 => "kicks of a queue";
+};
+
 /// Counters of KVM.
 const STATISTICS: Calls = calls! {
     SYS_ioctl [ioctl_of(&[KVM_GET_STATS_FD])] => "KVM's counters of a vCPU";
@@ -427,7 +440,7 @@ struct Row {
 }
 
 impl Thread {
-    /// All kinds.
+    /// All kinds of a VM's process.
     pub const ALL: [Self; 11] = [
         Self::Vmm,
         Self::Vcpu,
@@ -484,6 +497,7 @@ impl Thread {
             Self::Migrate => (&[CONNECTION, PAGES], &[]),
             Self::Handshake => (&[CONNECTION], &[]),
             Self::Stop => (&[EVENT_LOOP], &[]),
+            Self::SoftwareNic => (&[SOFTWARE_NIC, EVENT_LOOP], &[]),
             Self::Failover => (&[FILES, DEVICES], &[]),
             Self::Vmm => (
                 &[MACHINE, LISTEN, STARTS_THREADS],

@@ -185,6 +185,36 @@ fn a_thread_may_not_do_the_work_of_another() {
 }
 
 #[test]
+fn a_software_nic_serves_rings_and_nothing_else() {
+    let mut filters =
+        vec![compile::filter(Thread::SoftwareNic, SeccompAction::KillProcess).unwrap()];
+    filters.extend(compile::refused().unwrap());
+    let path = c"/proc/self/mem".as_ptr().addr() as u64;
+    let cwd = u64::from((-100_i32).cast_unsigned());
+    let suspend = vdpa::uapi::suspend().number();
+    for made in [
+        ("openat O_RDWR", libc::SYS_openat, [cwd, path, 2]),
+        ("socket", libc::SYS_socket, [1, 1, 0]),
+        ("execve", libc::SYS_execve, NONE),
+        ("clone", libc::SYS_clone, NONE),
+        ("kill", libc::SYS_kill, [0, 9, 0]),
+        ("unshare", libc::SYS_unshare, NONE),
+        ("KVM_RUN", libc::SYS_ioctl, [CLOSED, kvm::KVM_RUN(), 0]),
+        ("VHOST_VDPA_SUSPEND", libc::SYS_ioctl, [CLOSED, suspend, 0]),
+        ("TUNSETIFF", libc::SYS_ioctl, [CLOSED, libc::TUNSETIFF, 0]),
+    ] {
+        let end = in_child(&filters, || make(made));
+        assert_eq!(end.signal(), Some(libc::SIGSYS), "{} {end}", made.0);
+    }
+    for (name, number) in vdpa::uapi::vduse::ioctl_numbers() {
+        let end = in_child(&filters, || {
+            make((name, libc::SYS_ioctl, [CLOSED, number, 0]))
+        });
+        assert_eq!(end.code(), Some(libc::EBADF), "{name} {end}");
+    }
+}
+
+#[test]
 fn every_thread_allocates_waits_and_aborts() {
     for thread in Thread::ALL {
         assert_fails(

@@ -231,6 +231,7 @@ impl Machines {
         };
         if let Some(ours) = others.iter().find(|other| is_ours(other)) {
             if ours.state() == State::Made && by_name(&request.name).is_ok() {
+                nics.serve_again(ours)?;
                 return Ok(());
             }
             nics.remove(ours, &mut steps)?;
@@ -260,6 +261,29 @@ impl Machines {
         };
         Nics::open()?.remove(&nic, &mut steps)?;
         Ok(())
+    }
+
+    /// Starts the processes of software NICs again that were killed. Their guests do not notice.
+    pub(crate) fn serve_nics_again(&self) {
+        let _one = self.nics.lock();
+        let served = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
+        let mut served = served.unwrap_or_default();
+        served.retain(|nic| nic.state() == State::Made && nic.is_software());
+        if served.is_empty() {
+            return;
+        }
+        for nic in served {
+            let name = nic.name();
+            match Nics::open().and_then(|nics| nics.serve_again(&nic)) {
+                Ok(false) => {}
+                Ok(true) => tracing::warn!(nic = name, "started the process of a NIC again"),
+                Err(error) => tracing::error!(
+                    nic = name,
+                    error = &error as &dyn std::error::Error,
+                    "cannot start the process of a NIC again"
+                ),
+            }
+        }
     }
 
     /// Creates a NIC that belongs to no VM.

@@ -368,7 +368,7 @@ impl RingSim {
         self.cut += self.device.held.len();
         self.device.held.clear();
         let used = match &self.shadow {
-            None => self.ring().used()?,
+            None => self.ring().used_position()?,
             Some(_) => self.settled()?,
         };
         let base = match target {

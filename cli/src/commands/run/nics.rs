@@ -1,0 +1,194 @@
+//! NICs that `bellhop run` creates for its VM (`--nic`), and deletes when the VM ends.
+//!
+//! ```text
+//!   bellhop run --nic bridge=br0 …        creates the NICs, waits, deletes them
+//!     └─ bellhop run --vdpa path=… …      the VM, which may be in a sandbox
+//! ```
+//! A record of each NIC is in the same place as those of `bellhop nic create`. So after `kill -9`,
+//! `bellhop nic list` shows a NIC that is left, and `bellhop nic delete` deletes it.
+
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command};
+
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, set_parent_process_death_signal,
+};
+use serde::Deserialize;
+use vdpa_mgmt::connectivity::Connectivity;
+use vdpa_mgmt::link::VlanId;
+use vdpa_mgmt::nic::{NicRequest, Nics, Store};
+use vmm::config::{MacAddress, from_key_value};
+
+use crate::commands::nic::watch::Watch;
+use crate::signals::StopSignals;
+
+/// A signal that arrives just before a wait is passed on after it.
+const PERIOD: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// A NIC to create.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewNic {
+    bridge: String,
+    vlan: Option<u16>,
+    from: Option<String>,
+    mac: Option<MacAddress>,
+    mtu: Option<u16>,
+    id: Option<String>,
+}
+
+impl NewNic {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        from_key_value(text).map_err(|error| error.to_string())
+    }
+
+    fn request(&self, name: &str) -> Result<NicRequest, Error> {
+        let vlan = self.vlan.map(VlanId::try_from).transpose()?;
+        Ok(NicRequest {
+            owner: Some(owner()),
+            mac: self.mac.map(MacAddress::bytes),
+            mtu: self.mtu,
+            connectivity: Some(Connectivity {
+                bridge: Some(self.bridge.clone()),
+                vlan,
+                mtu: None,
+            }),
+            ..NicRequest::new(name, self.from.clone().unwrap_or_default())
+        })
+    }
+}
+
+/// The owner of this VM's NICs in their records.
+fn owner() -> String {
+    format!("bellhop run, process {}", std::process::id())
+}
+
+/// Runs the VM in another process, on NICs that exist as long as it.
+pub(super) fn run(wanted: &[NewNic]) -> Result<Code, Error> {
+    let mut watch = Watch::start(Store::open_default()?.lock()?)?;
+    let created = create(wanted, &mut watch);
+    let signals = watch.release();
+    let ended = created.and_then(|devices| wait(start(&devices)?, &signals));
+    delete();
+    ended
+}
+
+/// Creates the NICs; returns the options of `--vdpa` for them.
+fn create(wanted: &[NewNic], watch: &mut Watch) -> Result<Vec<String>, Error> {
+    let nics = Nics::open()?;
+    let mut devices = Vec::new();
+    for (index, wanted) in wanted.iter().enumerate() {
+        let name = format!("run{}n{index}", std::process::id());
+        let mut request = wanted.request(&name)?;
+        let others = watch.store().nics()?;
+        let id = wanted.id.as_ref().unwrap_or(&name);
+        if wanted.from.is_none() {
+            let choice = nics.best_source(&request, &wanted.bridge, &others)?;
+            // Standard error may be closed; the NIC is no worse for it.
+            let _ = writeln!(
+                std::io::stderr(),
+                "NIC {id}: from={}, because {}",
+                choice.from,
+                choice.because
+            );
+            request.from = choice.from;
+        }
+        let nic = nics.make(&request, &others, watch)?;
+        let path = nics.character_device(&nic)?;
+        devices.push(format!("path={},id={id}", path.display()));
+    }
+    Ok(devices)
+}
+
+/// Starts the process of the VM. It ends if this one does.
+fn start(devices: &[String]) -> Result<Child, Error> {
+    let mut words = Vec::new();
+    let mut given = std::env::args_os().skip(1);
+    while let Some(word) = given.next() {
+        if word == "--nic" {
+            given.next();
+        } else if !word.as_encoded_bytes().starts_with(b"--nic=") {
+            words.push(word);
+        }
+    }
+    for device in devices {
+        words.extend(["--vdpa".into(), device.into()]);
+    }
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("bellhop").args(words);
+    // SAFETY: there is no safe way to follow the parent's end. The closure runs between fork and
+    // exec, and makes one system call, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+    }
+    command
+        .spawn()
+        .map_err(Error::context("cannot start the process of the VM"))
+}
+
+/// Waits for the end of the VM, and passes on a signal to stop.
+fn wait(mut child: Child, signals: &StopSignals) -> Result<Code, Error> {
+    let failed = "cannot wait for the process of the VM";
+    let pid = Pid::from_child(&child);
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(Error::context(failed))?;
+    let mut is_told = false;
+    loop {
+        if let Some(status) = child.try_wait().map_err(Error::context(failed))? {
+            return Ok(Code::of(status));
+        }
+        if signals.received().is_some() && !is_told {
+            is_told = true;
+            // It may have ended meanwhile.
+            let _ = pidfd_send_signal(&pidfd, Signal::TERM);
+        }
+        let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+        match poll(&mut ended, Some(&PERIOD)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::context(failed)(error)),
+        }
+    }
+}
+
+/// Deletes the NICs of this process. A failure is logged: the VM has ended.
+pub(super) fn delete() {
+    let deleted = || -> Result<(), Error> {
+        let mut store = Store::open_default()?.lock()?;
+        let own = store.nics()?.into_iter();
+        let owner = owner();
+        for nic in own.filter(|nic| nic.owner() == Some(&owner)) {
+            Nics::open()?.remove(&nic, &mut store)?;
+        }
+        Ok(())
+    };
+    if let Err(error) = deleted() {
+        let error: &dyn std::error::Error = &error;
+        tracing::error!(
+            error,
+            "a NIC of the VM is left: `bellhop nic list` shows it"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_name_the_bridge_and_more() {
+        let nic = NewNic::parse("bridge=br0,vlan=100,mac=52:54:00:12:34:56,id=net0").unwrap();
+        let request = nic.request("run1n0").unwrap();
+        let connectivity = request.connectivity.unwrap();
+        assert_eq!(connectivity.to_string(), "bridge=br0,vlan=100");
+        assert_eq!(request.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
+        for wrong in ["vlan=100", "bridge=br0,vlan=x", "br0", "bridge=br0,speed=1"] {
+            NewNic::parse(wrong).unwrap_err();
+        }
+    }
+}

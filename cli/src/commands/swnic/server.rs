@@ -1,0 +1,172 @@
+//! The process that keeps a software NIC: its tap and its VDUSE device.
+//!
+//! It touches no frame. A worker in a sandbox does, and this process starts another one when the
+//! worker ends, or when it is stopped. The device and the tap stay open here, so the new worker
+//! continues where the rings are, and the guest does not notice.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
+use vdpa::vduse::nic::Tap;
+use vdpa::vduse::{Control, Created, Device};
+use vdpa_mgmt::nic::server::ServerLock;
+
+use super::{Arguments, failed};
+use crate::signals::StopSignals;
+
+/// Between two looks at a worker that may be stopped, and at the size of the log.
+const PERIOD: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+/// A worker that ends earlier may fail each time, so the next one waits. And how long the worker of
+/// a killed process may take to end.
+const SHORT: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(100);
+/// Largest size of the log, in bytes.
+const LOG_MAX: u64 = 16 << 20;
+
+pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+    let keeper = Keeper::new(arguments).inspect_err(|error| {
+        // The parent reports it.
+        println!("{}", vdpa::causes::in_one_line(error));
+    })?;
+    keeper.run()?;
+    Ok(Code::Success)
+}
+
+/// What stays open while workers come and go. The device is closed before it is deleted.
+struct Keeper<'a> {
+    arguments: &'a Arguments,
+    signals: StopSignals,
+    tap: OwnedFd,
+    device: OwnedFd,
+    _created: Created,
+    lock: ServerLock,
+}
+
+impl<'a> Keeper<'a> {
+    fn new(arguments: &'a Arguments) -> Result<Self, Error> {
+        let name = &arguments.name;
+        let signals = StopSignals::note().map_err(Error::context("cannot catch signals"))?;
+        let lock = ServerLock::take(name).map_err(|error| Error::failed(error.to_string()))?;
+        let control = Control::open().map_err(failed)?;
+        let tap = Tap::open(arguments.tap.as_deref().unwrap_or(name)).map_err(failed)?;
+        let (created, device) = if Control::exists(name) {
+            reopen(&control, name)
+        } else {
+            control.create(name, &arguments.configuration().description())
+        }
+        .map_err(failed)?;
+        if arguments.own_tap {
+            tap.set_persistent(true).map_err(failed)?;
+        }
+        Ok(Self {
+            arguments,
+            signals,
+            tap: owned(&tap)?,
+            device: owned(&device)?,
+            _created: created,
+            lock,
+        })
+    }
+
+    fn run(&self) -> Result<(), Error> {
+        let mut worker = self.start()?;
+        self.lock
+            .ready()
+            .map_err(Error::context("cannot report that the NIC is served"))?;
+        loop {
+            let started = Instant::now();
+            let ended = self.wait(&worker);
+            // It may be stopped.
+            let _ = worker.kill();
+            let status = worker
+                .wait()
+                .map_err(Error::context("cannot wait for the worker"))?;
+            if self.signals.received().is_some() {
+                return Ok(());
+            }
+            ended.map_err(Error::context("cannot watch the worker"))?;
+            tracing::warn!(nic = self.arguments.name, %status, "another worker serves the NIC");
+            if started.elapsed() < SHORT {
+                std::thread::sleep(PAUSE);
+            }
+            worker = self.start()?;
+        }
+    }
+
+    fn start(&self) -> Result<Child, Error> {
+        let failed = "cannot start the worker of the NIC";
+        let open = |file: &OwnedFd| file.try_clone().map_err(Error::context(failed));
+        let mut words = std::env::args_os().skip(1).collect::<Vec<_>>();
+        for word in &mut words {
+            if word == "--serve" {
+                *word = "--worker".into();
+            }
+        }
+        words.retain(|word| word != "--own-tap");
+        Command::new("/proc/self/exe")
+            .arg0("bellhop")
+            .args(words)
+            .stdin(open(&self.device)?)
+            .stdout(open(&self.tap)?)
+            .spawn()
+            .map_err(Error::context(failed))
+    }
+
+    /// Waits until the worker ends or is stopped, or a signal asks this process to stop.
+    fn wait(&self, worker: &Child) -> io::Result<()> {
+        let pid = Pid::from_child(worker);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        let states = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
+        let now = states | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        while self.signals.received().is_none() {
+            if waitid(WaitId::PidFd(pidfd.as_fd()), now)?.is_some() {
+                break;
+            }
+            truncate_log()?;
+            let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+            match poll(&mut ended, Some(&PERIOD)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens the device that a killed process left. Its worker ends with it, but a moment later.
+fn reopen(control: &Control, name: &str) -> Result<(Created, Device), vdpa::Error> {
+    let begin = Instant::now();
+    loop {
+        match control.reopen(name) {
+            Err(_) if begin.elapsed() < SHORT => std::thread::sleep(PAUSE / 10),
+            opened => return opened,
+        }
+    }
+}
+
+/// A descriptor for the workers.
+fn owned(file: &impl std::os::fd::AsFd) -> Result<OwnedFd, Error> {
+    let owned = file.as_fd().try_clone_to_owned();
+    owned.map_err(Error::context("too many open files"))
+}
+
+/// Empties a log that the workers have filled. They append, so they continue at its beginning.
+fn truncate_log() -> io::Result<()> {
+    let log = rustix::stdio::stderr();
+    let stat = rustix::fs::fstat(log)?;
+    let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+    if is_file && u64::try_from(stat.st_size).is_ok_and(|size| size > LOG_MAX) {
+        rustix::fs::ftruncate(log, 0)?;
+    }
+    Ok(())
+}

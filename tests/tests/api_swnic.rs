@@ -1,0 +1,105 @@
+//! VMs of the node daemon with NICs without hardware, on one bridge, whatever happens to the
+//! daemon and to the processes of the NICs.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[path = "swnic/bridge.rs"]
+mod bridge;
+mod end_to_end;
+#[path = "mgmt_nic/host.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod host;
+#[path = "mgmt_dev/support.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod support;
+
+use std::collections::BTreeSet;
+
+use bridge::{Bridge, ip};
+use end_to_end::{Before, deleted, made, up};
+use lab::guest::Guest;
+use lab::node::{Node, until};
+use lab::traffic::{Frames, exchange_between};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use vdpa_mgmt::nic::server;
+
+const BRIDGE: &str = "lab-swbr";
+const VLAN: u16 = 100;
+
+/// The NIC of a VM.
+fn software() -> Value {
+    json!([{ "id": "net0", "from": "software", "bridge": BRIDGE, "vlan": VLAN }])
+}
+
+/// The process of a VM's NIC, if it has one.
+fn server_of(vm: &Value) -> Option<Pid> {
+    let device = vm["status"]["nic_devices"][0]["vdpa_device"]
+        .as_str()
+        .unwrap();
+    server::holder(device).unwrap()
+}
+
+/// All network interfaces, taps among them.
+fn interfaces() -> BTreeSet<String> {
+    let all = std::fs::read_dir("/sys/class/net").unwrap();
+    all.map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+#[track_caller]
+fn exchange(from: &mut Guest, to: &mut Guest, mac: &str) {
+    let frames = Frames {
+        count: 200,
+        size: 300,
+        window: 8,
+    };
+    exchange_between(from, to, mac, frames).unwrap();
+}
+
+#[test]
+fn software_nics_of_vms_survive_the_daemon_and_their_own_processes() {
+    let _bridge = Bridge::add(BRIDGE);
+    ip(&format!("link set {BRIDGE} type bridge vlan_filtering 1"));
+    let mut node = Node::start("swnic").unwrap();
+    let before = Before::now(&node);
+    let interfaces_before = interfaces();
+    let (web, mut guest) = made(&node, "web", &software());
+    let (_, mut peer) = made(&node, "peer", &software());
+    let _ = up(&mut guest);
+    let mac = up(&mut peer);
+    exchange(&mut guest, &mut peer, &mac);
+
+    // The daemon starts the process of a NIC again, and the guest does not notice.
+    let killed = server_of(&web).unwrap();
+    kill_process(killed, Signal::KILL).unwrap();
+    until("the NIC has another process", || {
+        server_of(&web).is_some_and(|pid| pid != killed)
+    })
+    .unwrap();
+    exchange(&mut guest, &mut peer, &mac);
+
+    // The processes outlive the daemon. The next daemon finds them, or starts them.
+    let kept = server_of(&web).unwrap();
+    node.kill();
+    exchange(&mut guest, &mut peer, &mac);
+    node.start_again().unwrap();
+    let web = node.await_phase("web", "Running").unwrap();
+    assert_eq!(server_of(&web), Some(kept));
+    node.kill();
+    kill_process(kept, Signal::KILL).unwrap();
+    node.start_again().unwrap();
+    let web = node.await_phase("web", "Running").unwrap();
+    until("the NIC has a process", || server_of(&web).is_some()).unwrap();
+    exchange(&mut guest, &mut peer, &mac);
+
+    for vm in ["web", "peer"] {
+        deleted(&node, vm);
+    }
+    // The bridge itself has no carrier without a port, so only the node's own part is compared.
+    before.assert_same_node(&node, "both are deleted");
+    assert_eq!(interfaces(), interfaces_before);
+}

@@ -1,0 +1,284 @@
+//! The process that serves a software NIC: started, found again, ended.
+//!
+//! ```text
+//!   start ── PROGRAM swnic NAME --serve … ──> lock on NAME.lock ─> tap, VDUSE device ─> "ready"
+//!   holder ── F_GETLK ──> the process that has the lock: no other process can have its number
+//!   stop   ── SIGTERM through a pidfd ──> the lock is free
+//! ```
+//! The process outlives its parent. A process that follows a killed one continues with the device
+//! and the tap that are there, so a guest notices nothing. The directory is [`DIRECTORY`]: the lock
+//! and the log of each.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::process::{
+    Flock, FlockType, Pid, PidfdFlags, Signal, fcntl_getlk, pidfd_open, pidfd_send_signal,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::new_device::check_name;
+
+/// Locks and logs of the processes that serve software NICs.
+pub const DIRECTORY: &str = "/run/bellhop/swnic";
+/// The word by which a process says that it serves its NIC. Any other text is its error.
+const READY: &str = "ready";
+/// Most bytes of an error.
+const ERROR_MAX: u64 = 4096;
+/// Variables that the process receives. The others may be secrets.
+const KEPT: [&str; 2] = ["BELLHOP_LOG_FORMAT", "RUST_BACKTRACE"];
+/// Between two looks at a process that should end.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What a process serves, beside the name of the NIC.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Service {
+    /// The tap.
+    pub tap: String,
+    /// Whether the tap was created for the NIC, and is deleted with it.
+    pub is_own_tap: bool,
+    /// The address of the guest's interface.
+    pub mac: [u8; 6],
+    /// The largest packet, in bytes, without the Ethernet header.
+    pub mtu: u16,
+    /// The virtio features to offer, as a mask.
+    pub features: u64,
+}
+
+impl Service {
+    /// The words of the command line that serve it, after the program's name.
+    fn arguments(&self, name: &str) -> Vec<String> {
+        let mut words: Vec<String> = ["swnic", name, "--serve", "--tap", &self.tap]
+            .map(str::to_owned)
+            .into();
+        words.extend(["--mac".to_owned(), crate::error::mac(self.mac).to_string()]);
+        words.extend(["--mtu".to_owned(), self.mtu.to_string()]);
+        let features = format!("{:#x}", self.features);
+        words.extend(["--device-features".to_owned(), features]);
+        if self.is_own_tap {
+            words.push("--own-tap".to_owned());
+        }
+        words
+    }
+}
+
+fn file(name: &str, suffix: &str) -> io::Result<PathBuf> {
+    check_name(name).map_err(io::Error::other)?;
+    Ok(Path::new(DIRECTORY).join(format!("{name}.{suffix}")))
+}
+
+/// Files of root only; links are not followed.
+fn own() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.create(true).mode(0o600);
+    options.custom_flags(libc::O_NOFOLLOW);
+    options
+}
+
+/// Starts the process, and waits until it serves the NIC.
+///
+/// # Errors
+/// The program cannot be executed, does not answer in time, or reports an error.
+pub(super) fn start(
+    program: &Path,
+    name: &str,
+    service: &Service,
+    patience: Duration,
+) -> io::Result<()> {
+    let log = file(name, "log")?;
+    fs::create_dir_all(DIRECTORY)?;
+    let errors = own().append(true).open(&log)?;
+    let mut command = Command::new(program);
+    command
+        .arg0("bellhop")
+        .args(service.arguments(name))
+        .env_clear()
+        .envs(
+            KEPT.iter()
+                .filter_map(|name| Some((name, std::env::var_os(name)?))),
+        )
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(errors);
+    // SAFETY: there is no safe way to begin a session in a child. The closure runs between fork
+    // and exec, and makes one system call, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?));
+    }
+    let mut child = command.spawn()?;
+    let said = match child.stdout.take() {
+        Some(output) => answer(output, patience),
+        None => Err(io::ErrorKind::BrokenPipe.into()),
+    };
+    match said.as_deref().map(str::trim) {
+        Ok(READY) => reap(child),
+        Ok("") => {
+            let status = child.wait()?;
+            Err(io::Error::other(format!(
+                "the process that serves it ended with {status}; its log is {}",
+                log.display()
+            )))
+        }
+        Ok(error) => {
+            child.wait()?;
+            Err(io::Error::other(error.to_owned()))
+        }
+        Err(_) => {
+            child.kill()?;
+            child.wait()?;
+            said.map(drop)
+        }
+    }
+}
+
+/// The text of a child until it closes its output.
+fn answer(output: ChildStdout, patience: Duration) -> io::Result<String> {
+    let mut ready = [PollFd::new(&output, PollFlags::IN)];
+    let limit = Timespec::try_from(patience).map_err(io::Error::other)?;
+    if poll(&mut ready, Some(&limit))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let mut text = String::new();
+    output.take(ERROR_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Waits for the end of a child in a thread, so that it leaves no zombie while this process runs.
+fn reap(mut child: Child) -> io::Result<()> {
+    let thread = thread::Builder::new().name("swnic-end".to_owned());
+    thread.spawn(move || child.wait()).map(drop)
+}
+
+/// The process that serves the NIC, if there is one.
+///
+/// # Errors
+/// The lock cannot be read.
+pub fn holder(name: &str) -> io::Result<Option<Pid>> {
+    let lock = match File::open(file(name, "lock")?) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        lock => lock?,
+    };
+    let held = fcntl_getlk(&lock, &Flock::from(FlockType::ReadLock))?;
+    Ok(held.and_then(|held| held.pid))
+}
+
+/// Ends the process that serves the NIC, if there is one.
+///
+/// # Errors
+/// It cannot be signalled, or does not end in time.
+pub(super) fn stop(name: &str, patience: Duration) -> io::Result<()> {
+    let begin = Instant::now();
+    let mut signalled = None;
+    while let Some(pid) = holder(name)? {
+        if signalled != Some(pid) {
+            let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+                Err(rustix::io::Errno::SRCH) => continue,
+                pidfd => pidfd?,
+            };
+            // Still the holder, so the number is that of the process behind the pidfd.
+            if holder(name)? != Some(pid) {
+                continue;
+            }
+            pidfd_send_signal(&pidfd, Signal::TERM)?;
+            signalled = Some(pid);
+        }
+        if begin.elapsed() > patience {
+            return Err(io::Error::other(format!(
+                "process {} does not end",
+                pid.as_raw_pid()
+            )));
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// Removes the lock and the log of a NIC that is deleted.
+pub(super) fn forget(name: &str) {
+    for suffix in ["lock", "log"] {
+        if let Ok(path) = file(name, suffix) {
+            // It may be gone.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// The lock of the process that serves a NIC, until it ends.
+#[derive(Debug)]
+pub struct ServerLock {
+    /// Its only descriptor: closing another one of this file would release the lock (fcntl(2)).
+    _file: File,
+}
+
+impl ServerLock {
+    /// Takes the lock.
+    ///
+    /// # Errors
+    /// Another process has it, or the directory cannot be used.
+    pub fn take(name: &str) -> io::Result<Self> {
+        fs::create_dir_all(DIRECTORY)?;
+        let file = own()
+            .write(true)
+            .truncate(false)
+            .open(file(name, "lock")?)?;
+        match fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) => Err(io::Error::other(
+                format!("another process serves {name}: choose another name"),
+            )),
+            locked => {
+                locked?;
+                Ok(Self { _file: file })
+            }
+        }
+    }
+
+    /// Reports to the process that started this one that the NIC is served, and closes the output.
+    ///
+    /// # Errors
+    /// The parent has ended.
+    pub fn ready(&self) -> io::Result<()> {
+        let mut output = io::stdout();
+        output.write_all(READY.as_bytes())?;
+        output.flush()?;
+        let null = OpenOptions::new().write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdout(null)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_have_all_that_is_recorded() {
+        let service = Service {
+            tap: "tap0".to_owned(),
+            is_own_tap: true,
+            mac: [2, 0, 0, 0, 0, 7],
+            mtu: 9000,
+            features: 1 << 33,
+        };
+        let words = service.arguments("sw0").join(" ");
+        let expected = "swnic sw0 --serve --tap tap0 --mac 02:00:00:00:00:07 --mtu 9000 \
+                        --device-features 0x200000000 --own-tap";
+        assert_eq!(words, expected);
+    }
+
+    #[test]
+    fn names_stay_in_the_directory() {
+        for name in ["", "..", "a/b", "a\0b"] {
+            file(name, "lock").unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! A NIC without hardware: a process of this host serves it through VDUSE.
+//!
+//! ```text
+//!   process (tap, VDUSE device) ─> vDPA device on the management device `vduse` ─> tap connected
+//! ```
+//! The process answers the kernel while the vDPA device is added and deleted. So it is started
+//! first and ends last.
+
+use std::path::Path;
+
+use vdpa::vduse::{Control, nic::Tap};
+
+use super::connect::Subject;
+use super::error::NicError;
+use super::making::Making;
+use super::nics::Nics;
+use super::record::MadeNic;
+use super::request::NicRequest;
+use super::server::{self, Service};
+use super::step::Step;
+use crate::MgmtDeviceName;
+use crate::connectivity::Connectivity;
+use crate::error::existing;
+use crate::journal::Outcome;
+use crate::link::{Links, is_interface_name};
+
+/// The source of such a NIC, in a request.
+pub const SOFTWARE: &str = "software";
+/// The management device of devices in userspace.
+const MGMTDEV: &str = "vduse";
+/// The usual size of packets, in bytes.
+const MTU: u16 = 1500;
+
+/// The kernel's management device of devices in userspace.
+pub(super) fn mgmtdev() -> Result<MgmtDeviceName, NicError> {
+    Ok(MGMTDEV.parse()?)
+}
+
+impl Nics {
+    /// Checks whether a software NIC can be created, as far as that is known before any change.
+    pub(super) fn check_software(&self, request: &NicRequest) -> Result<(), NicError> {
+        let settings = [
+            (request.rates.is_some(), "rates"),
+            (request.virtual_functions.is_some(), "virtual functions"),
+            (
+                request.max_vqp.is_some_and(|pairs| pairs > 1),
+                "second queue pair",
+            ),
+        ];
+        if let Some(&(_, what)) = settings.iter().find(|one| one.0) {
+            let from = request.from.clone();
+            return Err(NicError::NoSettings { from, what });
+        }
+        let service = self.service(request)?;
+        if service.is_own_tap && existing(Links::open()?.link(&service.tap))?.is_some() {
+            return Err(NicError::TapTaken(service.tap));
+        }
+        self.check_network(&mgmtdev()?)
+    }
+
+    /// What the process of a requested NIC serves.
+    fn service(&self, request: &NicRequest) -> Result<Service, NicError> {
+        let bridge = request
+            .connectivity
+            .as_ref()
+            .and_then(|one| one.bridge.as_deref());
+        let mtu = match (request.mtu, bridge) {
+            (Some(mtu), _) => mtu,
+            (None, Some(bridge)) => {
+                let bridge = existing(Links::open()?.link(bridge))?;
+                // A bridge that is missing is reported by the check of the connection.
+                bridge.map_or(MTU, |bridge| u16::try_from(bridge.mtu).unwrap_or(u16::MAX))
+            }
+            (None, None) => MTU,
+        };
+        Ok(Service {
+            tap: request.tap.clone().unwrap_or_else(|| tap_of(&request.name)),
+            is_own_tap: request.tap.is_none(),
+            mac: request.mac.unwrap_or_else(|| address(&request.name)),
+            mtu,
+            features: request.device_features.unwrap_or(u64::MAX),
+        })
+    }
+
+    /// Starts the processes of a NIC again, if it should have one and has none: it was killed. The
+    /// guest does not notice. Returns whether one was started.
+    ///
+    /// # Errors
+    /// [`NicError::Server`]: it cannot be started.
+    pub fn serve_again(&self, nic: &MadeNic) -> Result<bool, NicError> {
+        let Some(service) = nic.service() else {
+            return Ok(false);
+        };
+        if server::holder(nic.name())
+            .map_err(NicError::Server)?
+            .is_some()
+        {
+            return Ok(false);
+        }
+        self.serve(nic.name(), service)?;
+        Ok(true)
+    }
+
+    fn serve(&self, name: &str, service: &Service) -> Result<(), NicError> {
+        let program = Path::new("/proc/self/exe");
+        server::start(program, name, service, self.patience).map_err(NicError::Server)
+    }
+
+    /// Ends the process of a NIC, and deletes what it served.
+    pub(super) fn unserve(&self, name: &str, service: &Service) -> Result<(), NicError> {
+        server::stop(name, self.patience).map_err(NicError::Server)?;
+        if Control::exists(name) {
+            Control::open()?.destroy(name)?;
+        }
+        if service.is_own_tap && existing(Links::open()?.link(&service.tap))?.is_some() {
+            Tap::open(&service.tap)?.set_persistent(false)?;
+        }
+        server::forget(name);
+        Ok(())
+    }
+}
+
+impl Making<'_> {
+    /// All phases of a software NIC.
+    pub(super) fn software(&mut self, request: &NicRequest) -> Result<(), NicError> {
+        let service = self.nics.service(request)?;
+        let step = Step::Serve {
+            service: service.clone(),
+        };
+        self.step(step, |nics| {
+            match nics.serve(&request.name, &service) {
+                Ok(()) => Outcome::Done(()),
+                // A part may exist.
+                Err(error) => Outcome::Unknown(error),
+            }
+        })?;
+        // The process has the settings, and VDUSE takes none with the vDPA device.
+        let device = NicRequest::new(&request.name, &request.from);
+        self.add_device_with_address(&device, &mgmtdev()?, false)?;
+        let wanted = request.connectivity.as_ref().map(|wanted| Connectivity {
+            mtu: wanted.mtu.or(Some(service.mtu.into())),
+            ..wanted.clone()
+        });
+        self.connect(wanted.as_ref(), &Subject::Interface(service.tap))
+    }
+}
+
+/// The tap of a NIC: its name, if that is one for an interface.
+fn tap_of(name: &str) -> String {
+    if is_interface_name(name) {
+        return name.to_owned();
+    }
+    format!("sw{:012x}", hash(name.as_bytes()) >> 16)
+}
+
+/// A local address for a NIC of this name: the same at each start, another one on other hosts.
+fn address(name: &str) -> [u8; 6] {
+    let mut host = std::fs::read("/etc/machine-id").unwrap_or_default();
+    host.extend(name.as_bytes());
+    let [a, b, c, d, e, ..] = hash(&host).to_le_bytes();
+    [0x52, a, b, c, d, e]
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tap_has_the_name_of_its_nic_or_a_short_one() {
+        assert_eq!(tap_of("sw0"), "sw0");
+        let long = ["web-1234567890/net0", "web-1234567890/net1"].map(tap_of);
+        assert!(long.iter().all(|tap| is_interface_name(tap)));
+        assert_ne!(long[0], long[1]);
+    }
+
+    #[test]
+    fn addresses_depend_on_the_name_and_stay() {
+        let addresses = ["sw0", "sw1", "sw2"].map(address);
+        assert_eq!(addresses, ["sw0", "sw1", "sw2"].map(address));
+        for (index, one) in addresses.iter().enumerate() {
+            // Unicast and local.
+            assert_eq!(one[0] & 3, 2);
+            assert!(!addresses[..index].contains(one));
+        }
+    }
+}
