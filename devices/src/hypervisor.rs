@@ -86,14 +86,14 @@ pub unsafe trait DevicePages: Send + Sync + fmt::Debug {
     }
 }
 
-/// Determines the effect of guest writes to a notify address without an exit to a VMM thread. Such
-/// a write signals an eventfd (KVM ioeventfd), or reaches a page of the device itself (KVM memory
-/// slot).
+/// Determines the effect of the guest's accesses to a device without an exit to a VMM thread. A
+/// write signals an eventfd (KVM ioeventfd), or reaches a page of the device itself (KVM memory
+/// slot). Such a page is a doorbell, or a part of a BAR.
 ///
 /// Both may be at one address for a moment, while the caller changes from one to the other without
 /// a gap. Which one a write then reaches is unspecified. The eventfd must not stay: on Intel hosts
 /// it would prevent the page from being used.
-pub trait Doorbells: Send + Sync + fmt::Debug {
+pub trait DeviceMappings: Send + Sync + fmt::Debug {
     /// Signals `eventfd` on every guest write to guest-physical `address`, with any value and any
     /// width of 1, 2, 4 or 8 bytes.
     ///
@@ -101,7 +101,7 @@ pub trait Doorbells: Send + Sync + fmt::Debug {
     /// An eventfd is already attached there, or the error of the hypervisor.
     fn attach(&self, address: u64, eventfd: &EventFd) -> io::Result<()>;
 
-    /// Undoes [`Doorbells::attach`] with the same arguments.
+    /// Undoes [`DeviceMappings::attach`] with the same arguments.
     ///
     /// # Errors
     /// Nothing was attached there.
@@ -114,8 +114,8 @@ pub trait Doorbells: Send + Sync + fmt::Debug {
     /// An address is in use, or the error of the hypervisor.
     fn map(&self, address: u64, pages: Arc<dyn DevicePages>) -> io::Result<()>;
 
-    /// Undoes [`Doorbells::map`]. When it returns, no access of the guest reaches the pages, and
-    /// they are released.
+    /// Undoes [`DeviceMappings::map`]. When it returns, no access of the guest reaches the pages,
+    /// and they are released.
     ///
     /// # Errors
     /// No pages are mapped there, or the hypervisor refuses; they then stay.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::hypervisor::{
-    DevicePages, Doorbells, LevelInterrupt, MsiMessage, MsiVector, MsiVectors,
+    DeviceMappings, DevicePages, LevelInterrupt, MsiMessage, MsiVector, MsiVectors,
 };
 
 #[derive(Debug)]
@@ -104,7 +104,7 @@ impl MsiVectors for FakeVectors {
 #[derive(Debug)]
 pub(crate) struct FakePage(pub(crate) u16);
 
-// SAFETY: needed so that tests have pages. The address is never accessed: `FakeDoorbells` maps
+// SAFETY: needed so that tests have pages. The address is never accessed: `FakeDeviceMappings` maps
 // pages into no guest.
 unsafe impl DevicePages for FakePage {
     fn host_address(&self) -> u64 {
@@ -130,7 +130,7 @@ pub(crate) enum Operation {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct FakeDoorbells {
+pub(crate) struct FakeDeviceMappings {
     attached: Mutex<BTreeMap<u64, EventFd>>,
     mapped: Mutex<BTreeMap<u64, Arc<dyn DevicePages>>>,
     /// An address at which every operation is refused.
@@ -139,7 +139,7 @@ pub(crate) struct FakeDoorbells {
     pub(crate) done: Mutex<Vec<Operation>>,
 }
 
-impl FakeDoorbells {
+impl FakeDeviceMappings {
     /// Returns the addresses of the eventfds.
     pub(crate) fn addresses(&self) -> Vec<u64> {
         self.attached.lock().keys().copied().collect()
@@ -178,7 +178,7 @@ impl FakeDoorbells {
     }
 }
 
-impl Doorbells for FakeDoorbells {
+impl DeviceMappings for FakeDeviceMappings {
     fn attach(&self, address: u64, eventfd: &EventFd) -> io::Result<()> {
         self.check(address)?;
         let mut attached = self.attached.lock();

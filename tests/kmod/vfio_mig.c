@@ -20,7 +20,9 @@
  *   3               scratch memory, which is part of the state
  *
  *   RUNNING <──> STOP ──> STOP_COPY ──> STOP        the state is read
- *                 └─────> RESUMING ───> STOP        it is written, and checked
+ *      │                      ^
+ *      └───> PRE_COPY ────────┘                     its first part is read before
+ *   RUNNING <──> STOP ──> RESUMING ───> STOP        it is written, and checked
  *
  * Locks: mig->lock protects all of a device. It is held while the device writes
  * to guest memory, so a page that is not in the log yet is not written yet.
@@ -53,7 +55,7 @@
 #define REG_FAILED 0x20
 
 #define MAGIC 0x4d564842
-#define VERSION 1
+#define VERSION 2
 
 static unsigned int extra = (1 << 20) + 4097;
 module_param(extra, uint, 0644);
@@ -61,17 +63,29 @@ MODULE_PARM_DESC(extra, "bytes of the state that stand for memory of the device"
 
 static int fail_state = -1;
 module_param(fail_state, int, 0644);
-MODULE_PARM_DESC(fail_state, "no device can enter this state of a migration");
+MODULE_PARM_DESC(fail_state, "devices cannot enter this state of a migration, see fail_skip");
+
+static int fail_skip;
+module_param(fail_skip, int, 0644);
+MODULE_PARM_DESC(fail_skip, "entries of fail_state that succeed before");
 
 static bool logs = true;
 module_param(logs, bool, 0644);
 MODULE_PARM_DESC(logs, "devices that are bound from now on log what they write");
 
+static bool precopy = true;
+module_param(precopy, bool, 0644);
+MODULE_PARM_DESC(precopy, "devices that are bound from now on have PRE_COPY");
+
+static ulong precopied;
+module_param(precopied, ulong, 0444);
+MODULE_PARM_DESC(precopied, "bytes that were read in PRE_COPY");
+
 static bool log_lies;
 module_param(log_lies, bool, 0644);
 MODULE_PARM_DESC(log_lies, "the log reports no page");
 
-/* What a migration moves. The extra bytes follow it. */
+/* What a migration moves. It follows the extra bytes, which never change. */
 struct mig_state {
 	__le32 magic;
 	__le32 version;
@@ -91,6 +105,8 @@ struct mig_state {
 struct mig_file {
 	struct mutex lock;
 	bool closed;
+	/* The state is not there yet. */
+	bool precopy;
 	size_t size;
 	/* Bytes of the state that are there. */
 	size_t len;
@@ -138,8 +154,9 @@ static bool works(struct mig *mig)
 {
 	u16 command = get_unaligned_le16(mig->config + PCI_COMMAND);
 
-	return mig->state == VFIO_DEVICE_STATE_RUNNING && get(mig->regs.run) &&
-	       mig->regs.acked == mig->regs.done &&
+	return (mig->state == VFIO_DEVICE_STATE_RUNNING ||
+		mig->state == VFIO_DEVICE_STATE_PRE_COPY) &&
+	       get(mig->regs.run) && mig->regs.acked == mig->regs.done &&
 	       command & PCI_COMMAND_MASTER;
 }
 
@@ -507,10 +524,39 @@ static ssize_t mig_file_read(struct file *filp, char __user *buf, size_t count,
 	ret = count;
 	if (file->closed)
 		ret = -ENODEV;
+	else if (!count && file->precopy)
+		ret = -ENOMSG;
 	else if (copy_to_user(buf, file->data + file->position, count))
 		ret = -EFAULT;
 	else
 		file->position += count;
+	if (ret > 0 && file->precopy)
+		precopied += ret;
+	mutex_unlock(&file->lock);
+	return ret;
+}
+
+static long mig_file_ioctl(struct file *filp, unsigned int cmd,
+			   unsigned long arg)
+{
+	size_t minsz = offsetofend(struct vfio_precopy_info, dirty_bytes);
+	struct mig_file *file = filp->private_data;
+	struct vfio_precopy_info info = {};
+	long ret = -EINVAL;
+
+	if (cmd != VFIO_MIG_GET_PRECOPY_INFO)
+		return -ENOTTY;
+	if (copy_from_user(&info, (void __user *)arg, minsz))
+		return -EFAULT;
+	if (info.argsz < minsz)
+		return -EINVAL;
+	mutex_lock(&file->lock);
+	if (!file->closed && file->precopy) {
+		info.initial_bytes = file->len - file->position;
+		info.dirty_bytes = 0;
+		ret = copy_to_user((void __user *)arg, &info, minsz) ? -EFAULT :
+								       0;
+	}
 	mutex_unlock(&file->lock);
 	return ret;
 }
@@ -550,6 +596,7 @@ static int mig_file_release(struct inode *inode, struct file *filp)
 static const struct file_operations mig_save_fops = {
 	.owner = THIS_MODULE,
 	.read = mig_file_read,
+	.unlocked_ioctl = mig_file_ioctl,
 	.release = mig_file_release,
 };
 
@@ -588,41 +635,55 @@ static u8 mig_extra_byte(size_t index)
 	return index * 31 + (index >> 8) * 7 + (index >> 16);
 }
 
-static struct file *mig_save(struct mig *mig)
+/* The rest of the data. */
+static void mig_save_state(struct mig *mig, struct file *filp)
+{
+	struct mig_file *file = filp->private_data;
+	struct mig_state *state;
+	size_t size = file->size - sizeof(*state);
+
+	mutex_lock(&file->lock);
+	state = (struct mig_state *)(file->data + size);
+	*state = mig->regs;
+	state->magic = cpu_to_le32(MAGIC);
+	state->version = cpu_to_le32(VERSION);
+	state->extra = cpu_to_le32(size);
+	file->len = file->size;
+	file->precopy = false;
+	mutex_unlock(&file->lock);
+}
+
+/* The data up to the state. */
+static struct file *mig_save(void)
 {
 	struct file *filp = mig_file_open(&mig_save_fops, O_RDONLY);
-	struct mig_state *state;
 	struct mig_file *file;
 	size_t i;
 
 	if (IS_ERR(filp))
 		return filp;
 	file = filp->private_data;
-	file->len = file->size;
-	state = (struct mig_state *)file->data;
-	*state = mig->regs;
-	state->magic = cpu_to_le32(MAGIC);
-	state->version = cpu_to_le32(VERSION);
-	state->extra = cpu_to_le32(file->size - sizeof(*state));
-	for (i = 0; i < file->size - sizeof(*state); i++)
-		file->data[sizeof(*state) + i] = mig_extra_byte(i);
+	file->len = file->size - sizeof(struct mig_state);
+	file->precopy = true;
+	for (i = 0; i < file->len; i++)
+		file->data[i] = mig_extra_byte(i);
 	return filp;
 }
 
 static int mig_load(struct mig *mig)
 {
 	struct mig_file *file = mig->filp->private_data;
-	struct mig_state *state = (struct mig_state *)file->data;
+	size_t i, size = file->size - sizeof(struct mig_state);
+	struct mig_state *state = (struct mig_state *)(file->data + size);
 	int ret = -EINVAL;
-	size_t i;
 
 	mutex_lock(&file->lock);
 	if (file->len != file->size || get(state->magic) != MAGIC ||
 	    get(state->version) != VERSION || state->reserved ||
-	    get(state->extra) != file->size - sizeof(*state))
+	    get(state->extra) != size)
 		goto out;
-	for (i = 0; i < file->size - sizeof(*state); i++)
-		if (file->data[sizeof(*state) + i] != mig_extra_byte(i))
+	for (i = 0; i < size; i++)
+		if (file->data[i] != mig_extra_byte(i))
 			goto out;
 	mig->regs = *state;
 	ret = 0;
@@ -654,15 +715,26 @@ static struct file *mig_step(struct mig *mig, enum vfio_device_mig_state next)
 	struct file *filp;
 	int ret;
 
-	if (next == READ_ONCE(fail_state))
-		return ERR_PTR(-EIO);
+	if (next == READ_ONCE(fail_state)) {
+		if (fail_skip <= 0)
+			return ERR_PTR(-EIO);
+		fail_skip--;
+	}
 	switch (STEP(mig->state, next)) {
 	case STEP(VFIO_DEVICE_STATE_RUNNING, VFIO_DEVICE_STATE_STOP):
 	case STEP(VFIO_DEVICE_STATE_STOP, VFIO_DEVICE_STATE_RUNNING):
 		return NULL;
 	case STEP(VFIO_DEVICE_STATE_STOP, VFIO_DEVICE_STATE_STOP_COPY):
-		filp = mig_save(mig);
+		filp = mig_save();
+		if (!IS_ERR(filp))
+			mig_save_state(mig, filp);
 		break;
+	case STEP(VFIO_DEVICE_STATE_RUNNING, VFIO_DEVICE_STATE_PRE_COPY):
+		filp = mig_save();
+		break;
+	case STEP(VFIO_DEVICE_STATE_PRE_COPY, VFIO_DEVICE_STATE_STOP_COPY):
+		mig_save_state(mig, mig->filp);
+		return NULL;
 	case STEP(VFIO_DEVICE_STATE_STOP, VFIO_DEVICE_STATE_RESUMING):
 		filp = mig_file_open(&mig_resume_fops, O_WRONLY);
 		break;
@@ -672,6 +744,7 @@ static struct file *mig_step(struct mig *mig, enum vfio_device_mig_state next)
 			return ERR_PTR(ret);
 		fallthrough;
 	case STEP(VFIO_DEVICE_STATE_STOP_COPY, VFIO_DEVICE_STATE_STOP):
+	case STEP(VFIO_DEVICE_STATE_PRE_COPY, VFIO_DEVICE_STATE_RUNNING):
 		mig_close_file(mig);
 		return NULL;
 	default:
@@ -799,6 +872,8 @@ static int mig_init(struct vfio_device *vdev)
 	mig->state = VFIO_DEVICE_STATE_RUNNING;
 	mig_config_init(mig);
 	vdev->migration_flags = VFIO_MIGRATION_STOP_COPY;
+	if (precopy)
+		vdev->migration_flags |= VFIO_MIGRATION_PRE_COPY;
 	vdev->mig_ops = &mig_ops;
 	if (logs)
 		vdev->log_ops = &mig_log_ops;

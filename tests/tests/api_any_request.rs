@@ -58,7 +58,7 @@ fn known(spare: &SimDevice) -> Known {
                 "stall_kick": true,
             }),
         )
-        // Exactly one of `host` and `path`.
+        // Exactly one of `host`, `path` and `fd`.
         .with("VfioConfig.*", json!({ "host": "0000:ff:1f.7" }))
         .with(
             "VfioConfig.*",

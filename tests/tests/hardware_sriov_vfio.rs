@@ -2,6 +2,8 @@
 //! a vDPA device of the same switch. Functions are opened through iommufd, except where a test says
 //! otherwise.
 
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -138,6 +140,86 @@ fn a_function_that_the_host_takes_back_is_ejected() {
     assert_eq!(shown["nics"], json!([]), "{shown}");
     assert_eq!(cost(guest.pid()).unwrap().pinned_kib, 0);
     assert!(guest.power_off().unwrap().success());
+}
+
+/// Opens a file that `bellhop run` inherits.
+fn inheritable(path: &Path) -> File {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
+    file
+}
+
+/// Opens a function's own file.
+fn own_file(function: &VirtualFunction<'_>) -> File {
+    let directory = Path::new("/sys/bus/pci/devices").join(function.address());
+    let entries = fs::read_dir(directory.join("vfio-dev")).unwrap();
+    let names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+    let [name] = &names[..] else {
+        panic!("{names:?}");
+    };
+    inheritable(&Path::new("/dev/vfio/devices").join(name))
+}
+
+#[test]
+fn a_function_comes_as_an_inherited_descriptor() {
+    let nic = SriovNic::enable(2).unwrap();
+    let function = nic.vf(0).unwrap();
+    bind(&function);
+    let device = VfDevice::add(nic.vf(1).unwrap()).unwrap();
+    let (mac, other) = (function.mac(), device.function().mac());
+    let small = || BellhopArguments::small().unwrap().memory("128M");
+    // Before this process has a file that the peer would inherit.
+    let mut peer = Guest::start(&small().vdpa(device.path())).unwrap();
+
+    // Wrong descriptors.
+    let refused = |file: &File| {
+        let fd = format!("fd={}", file.as_raw_fd());
+        small().argument("--vfio", &fd).refused().unwrap()
+    };
+    let group = Path::new("/sys/bus/pci/devices")
+        .join(function.address())
+        .join("iommu_group");
+    let group = fs::read_link(group).unwrap();
+    let group = Path::new("/dev/vfio").join(group.file_name().unwrap());
+    for path in [Path::new("/dev/null"), &group] {
+        let file = inheritable(path);
+        let message = refused(&file);
+        let words = format!("{} is not a device file of VFIO", path.display());
+        assert!(message.contains(&words), "{message}");
+        assert!(message.contains("/dev/vfio/devices/vfioN"), "{message}");
+    }
+    let file = own_file(&function);
+    let message = small().argument("--vfio", "fd=1").refused().unwrap();
+    assert!(message.contains("begin at 3"), "{message}");
+
+    let socket = TempPath::new("vfio.socket");
+    let options = format!("fd={}", file.as_raw_fd());
+    let arguments = small()
+        .argument("--vfio", &options)
+        .argument("--api-socket", socket.text());
+    let mut guest = Guest::start(&arguments).unwrap();
+    // Now only the VMM has it open.
+    drop(file);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
+    // The address is the one of the file.
+    let config = Client::new(socket.path()).get("/v1/vm/config").unwrap();
+    let shown = &config["vfio"][0];
+    assert_eq!(shown["host"], function.address(), "{config}");
+    assert_eq!(shown["id"], function.address(), "{config}");
+    assert_eq!(shown["fd"], json!(null), "{config}");
+    // The file is bound to the first VM.
+    let message = refused(&own_file(&function));
+    assert!(message.contains("in use"), "{message}");
+    guest.command("reboot").unwrap();
+    let ready = guest.wait_ready(SILENCE).unwrap();
+    assert_eq!(ready["nics"][0]["mac"], mac);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
+    // The host takes the function back: no descriptor is left in the VM.
+    function.bind("virtio-pci").unwrap();
+    let shown = guest.command("link").unwrap();
+    assert_eq!(shown["nics"], json!([]), "{shown}");
+    assert!(guest.power_off().unwrap().success());
+    assert!(peer.power_off().unwrap().success());
 }
 
 /// The error of `bellhop run` for a function that it cannot use.

@@ -16,8 +16,20 @@ use serde_json::{Value, json};
 const DRIVER: &str = "bellhop_vfio_mig";
 
 /// States of `enum vfio_device_mig_state`.
+const STOP: i32 = 1;
 const STOP_COPY: i32 = 3;
 const RESUMING: i32 = 4;
+const PRE_COPY: i32 = 6;
+
+/// The bytes that are the first part of a state (`extra`), and those of all states so far that were
+/// read while the guest ran.
+const EARLY: u64 = (1 << 20) + 4097;
+
+fn read_early() -> u64 {
+    let path = Path::new("/sys/module").join(DRIVER);
+    let text = files::read_text(&path.join("parameters/precopied")).unwrap();
+    text.trim().parse().unwrap()
+}
 
 /// A parameter of the driver with another value than the default, until it is dropped.
 struct Parameter {
@@ -83,19 +95,21 @@ fn wait_as(host: &Host, function: &VirtualFunction<'_>, sandbox: &str) -> Guest 
 /// which may coincide with another one.
 #[track_caller]
 fn check(guest: &mut Guest, moves: u64) {
-    let totals = guest.command("mover-off").unwrap();
-    let number = |name: &str| totals[name].as_u64().unwrap();
-    for wrong in ["wrong_pages", "wrong_scratch", "failed"] {
-        assert_eq!(number(wrong), 0, "{wrong}: {totals}");
+    let off = guest.command("mover-off").unwrap();
+    for totals in off["functions"].as_array().unwrap() {
+        let number = |name: &str| totals[name].as_u64().unwrap();
+        for wrong in ["wrong_pages", "wrong_scratch", "failed"] {
+            assert_eq!(number(wrong), 0, "{wrong}: {totals}");
+        }
+        let writes = number("writes");
+        assert!(writes > 20, "{totals}");
+        assert_eq!((number("done"), number("raised")), (writes, writes));
+        let interrupts = number("interrupts");
+        assert!(
+            (writes..=writes + moves).contains(&interrupts),
+            "{moves} moves: {totals}"
+        );
     }
-    let writes = number("writes");
-    assert!(writes > 20, "{totals}");
-    assert_eq!((number("done"), number("raised")), (writes, writes));
-    let interrupts = number("interrupts");
-    assert!(
-        (writes..=writes + moves).contains(&interrupts),
-        "{moves} moves: {totals}"
-    );
 }
 
 /// Has the guest stay, with this reason.
@@ -131,12 +145,87 @@ fn a_guest_moves_with_its_function_and_back() {
     let trial = here.try_out(&there, json!({}));
     assert_eq!(trial["movable"], true, "{trial}");
     let verify = json!({ "verify_memory": true });
+    let before = read_early();
     let (guest, _) = moving::move_to_waiting_as(guest, waiting, &here, &there, verify.clone());
     let waiting = wait(&here, &first);
     let (mut guest, _) = moving::move_to_waiting_as(guest, waiting, &there, &here, verify);
+    // The first part of the state moves while the guest runs.
+    assert_eq!(read_early() - before, 2 * EARLY);
     check(&mut guest, 2);
     assert!(guest.power_off().unwrap().success());
     for function in [first, second] {
+        function.bind("virtio-pci").unwrap();
+    }
+}
+
+#[test]
+fn a_guest_moves_with_two_functions_or_stays_with_both() {
+    let nic = SriovNic::enable(4).unwrap();
+    let functions = [0, 1, 2, 3].map(|index| nic.vf(index).unwrap());
+    for (index, function) in functions.iter().enumerate() {
+        // The second function of each end hands out nothing early.
+        let early = if index % 2 == 0 { "Y" } else { "N" };
+        let bound = Parameter::set("precopy", "Y", early);
+        bind(function);
+        drop(bound);
+    }
+    let (ours, theirs) = functions.split_at(2);
+    let [here, there] = ["here", "there"].map(Host::without_nic);
+    let options = |functions: &[VirtualFunction<'_>]| {
+        let names = ["first", "second"].into_iter().zip(functions);
+        let option = |(name, function): (_, &VirtualFunction<'_>)| {
+            format!("host={},id={name},iommufd=off", function.address())
+        };
+        names.map(option).collect::<Vec<String>>()
+    };
+    let wait = |host: &Host, functions: &[VirtualFunction<'_>]| {
+        host.wait_as(|command| {
+            for option in options(functions) {
+                command.args(["--vfio", &option]);
+            }
+        })
+    };
+    let small = BellhopArguments::small().unwrap().memory("128M");
+    let both = options(ours).iter().fold(small, |arguments, option| {
+        arguments.argument("--vfio", option)
+    });
+    let mut guest = here.boot(both);
+    let on = guest.command("mover-on 3000").unwrap();
+    assert_eq!(on, json!({ "functions": 2 }));
+
+    // Only one of them has a place.
+    let waiting = wait(&there, &theirs[..1]);
+    let why = stays(&mut guest, &here, &there, json!({}));
+    assert!(why.contains("the VFIO device second"), "{why}");
+    drop(waiting);
+    // The first function has done the step, and the second one cannot. The first one enters STOP
+    // before and after its state is read.
+    let steps = [
+        (STOP, 2, "does not stop"),
+        (STOP_COPY, 1, "does not stop"),
+        (RESUMING, 1, "refuses"),
+    ];
+    for (state, before, said) in steps {
+        let waiting = wait(&there, theirs);
+        let skip = Parameter::set("fail_skip", "0", &before.to_string());
+        let fault = Parameter::set("fail_state", "-1", &state.to_string());
+        let why = stays(&mut guest, &here, &there, json!({}));
+        assert!(why.contains("second") && why.contains(said), "{why}");
+        drop((fault, skip));
+        drop(waiting);
+    }
+    let waiting = wait(&there, theirs);
+    let trial = here.try_out(&there, json!({}));
+    assert_eq!(trial["movable"], true, "{trial}");
+    let verify = json!({ "verify_memory": true });
+    let before = read_early();
+    let (guest, _) = moving::move_to_waiting_as(guest, waiting, &here, &there, verify.clone());
+    let waiting = wait(&here, ours);
+    let (mut guest, _) = moving::move_to_waiting_as(guest, waiting, &there, &here, verify);
+    assert_eq!(read_early() - before, 2 * EARLY);
+    check(&mut guest, 2);
+    assert!(guest.power_off().unwrap().success());
+    for function in functions {
         function.bind("virtio-pci").unwrap();
     }
 }
@@ -152,7 +241,12 @@ fn a_guest_stays_with_its_function_after_each_failure() {
     let why = stays(&mut guest, &here, &there, json!({}));
     assert!(why.contains("--vfio host=ADDRESS,id=function"), "{why}");
     drop(without);
-    for (state, said) in [(STOP_COPY, "does not stop"), (RESUMING, "refuses")] {
+    let steps = [
+        (PRE_COPY, "does not begin the transfer"),
+        (STOP_COPY, "does not stop"),
+        (RESUMING, "refuses"),
+    ];
+    for (state, said) in steps {
         let waiting = wait(&there, &second);
         let fault = Parameter::set("fail_state", "-1", &state.to_string());
         let why = stays(&mut guest, &here, &there, json!({}));

@@ -37,6 +37,14 @@ impl Error {
         Self::new(ErrorKind::Unusable, message)
     }
 
+    /// A configuration names a descriptor that was not passed.
+    pub(crate) fn no_descriptor(device: &str, number: u32) -> Self {
+        Self::unusable(format!(
+            "{device}: there is no descriptor fd={number}; send it with the request, or let the \
+             process inherit it"
+        ))
+    }
+
     /// Certificates or keys that cannot be used.
     pub(crate) fn tls(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::BadTls, message)

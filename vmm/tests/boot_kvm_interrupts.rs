@@ -5,12 +5,12 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use devices::hypervisor::{Doorbells, MsiMessage, MsiVectors};
+use devices::hypervisor::{DeviceMappings, MsiMessage, MsiVectors};
 use support::asm::{self, CLI, HALT_FOR_EVER, IRET, STI, join};
 use support::{MMIO, PORT, Rig};
 use vdpa::memory::GuestMemory;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
-use vmm::kvm::doorbells::KvmDoorbells;
+use vmm::kvm::device_mappings::KvmDeviceMappings;
 use vmm::kvm::line::InterruptLine;
 use vmm::kvm::memory_slots::SlotRange;
 use vmm::kvm::msi::{KvmMsiVectors, MsiCounts};
@@ -198,7 +198,7 @@ fn doorbells_take_any_width_and_are_detached() {
             HALT_FOR_EVER,
         ]),
     );
-    let doorbells = KvmDoorbells::new(rig.vm.fd().clone(), rig.slots.clone());
+    let doorbells = KvmDeviceMappings::new(rig.vm.fd().clone(), rig.slots.clone());
     let bell = vdpa::eventfd::new().unwrap();
     let other = vdpa::eventfd::new().unwrap();
     doorbells.attach(MMIO.into(), &bell).unwrap();

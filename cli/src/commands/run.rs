@@ -12,8 +12,8 @@ use bellhop_common::exit::{Code, Report};
 use vdpa::causes::in_one_line;
 use vmm::api::{Server, Starts};
 use vmm::config::{
-    HugePageSize, IommuConfig, MemorySize, RingWatch, VdpaConfig, VfioConfig, VmConfig,
-    from_key_value,
+    DeviceSource, HugePageSize, IommuConfig, MemorySize, RingWatch, VdpaConfig, VfioConfig,
+    VmConfig, from_key_value,
 };
 use vmm::console::{Console, ConsoleSocket, TerminalConsole};
 use vmm::machine::{Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, StopHandle};
@@ -119,8 +119,9 @@ pub(crate) struct Arguments {
         long,
         value_name = "OPTIONS",
         requires = "machine",
-        help = "A PCI function of the host, bound to vfio-pci: host=0000:03:10.1 or path=DIRECTORY \
-                in sysfs [,id=NAME][,allow_pf=on] (a function that is not virtual) \
+        help = "A PCI function of the host, bound to vfio-pci: host=0000:03:10.1, path=DIRECTORY \
+                in sysfs, or fd=N, an inherited descriptor of its /dev/vfio/devices/vfioN; with \
+                [,id=NAME][,allow_pf=on] (a function that is not virtual) \
                 [,standby=NIC] (the id of a vDPA NIC with standby=on, which the guest uses during \
                 a migration) [,iommu=on][,iommufd=off] (a container of VFIO). With --receive: \
                 plugged when the VM has arrived (may be repeated)"
@@ -274,13 +275,13 @@ impl Arguments {
     fn into_origin(mut self) -> Result<Option<Origin>, Error> {
         if let Some(directory) = self.restore.take() {
             // Takes the descriptors before any other is opened.
-            inherited::take(&mut self.vdpa)?;
+            inherited::take(&mut self.vdpa, &mut [])?;
             let mut snapshot = Snapshot::open(&directory)?;
             snapshot.adapt(self.vdpa, &self.allow_paths)?;
             return Ok(Some(Origin::Snapshot(Box::new(snapshot))));
         }
         if let Some(listen) = self.receive.take() {
-            inherited::take(&mut self.vdpa)?;
+            inherited::take(&mut self.vdpa, &mut self.vfio)?;
             let arriving = Arriving::new(
                 ReceiveConfig {
                     listen,
@@ -303,7 +304,7 @@ impl Arguments {
         }
         let mut config = self.into_config()?;
         if let Some(config) = &mut config {
-            inherited::take(&mut config.vdpa)?;
+            inherited::take(&mut config.vdpa, &mut config.vfio)?;
         }
         Ok(config.map(Origin::Boot))
     }
@@ -365,7 +366,7 @@ fn vfio_device(text: &str) -> Result<VfioConfig, String> {
         ));
     }
     Ok(VfioConfig {
-        path: options.path,
+        source: DeviceSource::Path(options.path),
         id: options.id,
         allow_pf: false,
         iommufd: true,

@@ -1074,9 +1074,10 @@ class VfioArea(TypedDict):
 
 
 class VfioConfig(TypedDict):
-    """A PCI function of the host for the guest, by `host` or by `path`."""
+    """A PCI function of the host for the guest, by `host`, by `path` or by `fd`."""
 
     allow_pf: NotRequired[bool]
+    fd: NotRequired[int | None]
     host: NotRequired[str | None]
     id: NotRequired[str | None]
     iommu: NotRequired[bool]

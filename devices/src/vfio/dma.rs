@@ -209,9 +209,12 @@ impl Dma {
         })
     }
 
-    /// Whether the address space is one of iommufd.
-    pub(super) fn is_iommufd(&self) -> bool {
-        matches!(self.space, Space::Iommufd(_))
+    /// The address space, if it is one of iommufd.
+    pub(super) fn iommufd(&self) -> Option<Arc<VfioIommufd>> {
+        match &self.space {
+            Space::Iommufd(iommufd) => Some(iommufd.clone()),
+            Space::Container(_) => None,
+        }
     }
 
     /// Opens a device in the address space with `open`, and maps guest RAM if it is the first one.

@@ -106,7 +106,7 @@ impl Opened {
         }
         let state = rig.model.state.lock();
         assert!(state.connected <= usize::from(device.msix_places.vectors));
-        assert!(state.command & 2 != 0 || rig.doorbells.all().is_empty());
+        assert!(state.command & 2 != 0 || rig.mappings.all().is_empty());
         let shown = config_u32(device, COMMAND) & u32::from(COMMAND_MASK);
         assert_eq!(u32::from(state.command), shown);
     }
@@ -115,7 +115,7 @@ impl Opened {
     fn close(self) {
         let Self { rig, device } = self;
         drop(device);
-        assert!(rig.doorbells.all().is_empty());
+        assert!(rig.mappings.all().is_empty());
         assert_eq!((rig.model.command(), rig.model.connected()), (0, 0));
     }
 }

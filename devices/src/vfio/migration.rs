@@ -2,10 +2,15 @@
 //!
 //! ```text
 //!   source:       Running ── save: STOP_COPY, data read, STOP ──> Stopped ── resume ──> Running
+//!                    │ log_writes                      ^
+//!                    └── PRE_COPY: early data read ────┘  (if the driver offers it)
 //!   destination:  Running ── load: RESUMING, data written, STOP ──> Stopped ── start ──> Running
-//!                    ^                                                 │
+//!                    ^  └─ load_early: RESUMING, early data ─┘         │
 //!                    +─────────────────── reset ───────────────────────+
 //! ```
+//! Early data is the beginning of the data: the function hands it out while it works. A reset of
+//! the function at the source ends PRE_COPY, and the early data is void: the state says so.
+//!
 //! Owns this order, the limit of the data and the log of what the function writes. The data is the
 //! driver's: only the driver at the destination can judge it, and it comes from another host. It
 //! must not know how the data gets there.
@@ -17,7 +22,9 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 use vfio_bindings::bindings::vfio::{
-    VFIO_MIGRATION_STOP_COPY, vfio_device_mig_state_VFIO_DEVICE_STATE_RESUMING as RESUMING,
+    VFIO_MIGRATION_PRE_COPY, VFIO_MIGRATION_STOP_COPY,
+    vfio_device_mig_state_VFIO_DEVICE_STATE_PRE_COPY as PRE_COPY,
+    vfio_device_mig_state_VFIO_DEVICE_STATE_RESUMING as RESUMING,
     vfio_device_mig_state_VFIO_DEVICE_STATE_RUNNING as RUNNING,
     vfio_device_mig_state_VFIO_DEVICE_STATE_STOP as STOP,
     vfio_device_mig_state_VFIO_DEVICE_STATE_STOP_COPY as STOP_COPY,
@@ -44,6 +51,26 @@ pub(super) struct Abilities {
     pub(super) moves: bool,
     /// It reports the pages that the function writes.
     pub(super) logs: bool,
+    /// It hands out a part of the state while the function works.
+    pub(super) early: bool,
+}
+
+/// The progress of a move.
+#[derive(Debug, Default)]
+pub(super) struct Transfer {
+    /// At the source: the function is in PRE_COPY, and has handed out so many bytes.
+    given: Option<u64>,
+    /// At the destination: the early data. It is kept for a second attempt.
+    taken: Vec<u8>,
+    /// At the destination: the function is in RESUMING, and has all of `taken`.
+    resuming: bool,
+}
+
+impl Transfer {
+    /// A reset ends all states of a migration.
+    pub(super) fn reset(&mut self) {
+        (self.given, self.resuming) = (None, false);
+    }
 }
 
 /// The part of [`Host`](super::host::Host) that a migration needs.
@@ -53,6 +80,9 @@ pub(super) trait MigrationHost {
 
     /// Enters a state of `enum vfio_device_mig_state`.
     fn set_state(&self, state: u32) -> io::Result<()>;
+
+    /// Returns how many bytes of early data are left for now.
+    fn early_left(&self) -> io::Result<u64>;
 
     /// Reads the next bytes of the function's data; none at its end.
     fn read_data(&self, data: &mut [u8]) -> io::Result<usize>;
@@ -73,10 +103,17 @@ pub(super) trait MigrationHost {
 impl MigrationHost for HostDevice {
     fn abilities(&self) -> io::Result<Abilities> {
         let flags = self.device().query_migration_support().map_err(plain)?;
+        let has = |flag: u32| flags.is_some_and(|flags| flags & u64::from(flag) != 0);
         Ok(Abilities {
-            moves: flags.is_some_and(|flags| flags & u64::from(VFIO_MIGRATION_STOP_COPY) != 0),
+            moves: has(VFIO_MIGRATION_STOP_COPY),
             logs: uapi::has_log(self.device())?,
+            early: has(VFIO_MIGRATION_PRE_COPY),
         })
+    }
+
+    fn early_left(&self) -> io::Result<u64> {
+        let left = self.device().mig_get_precopy_info().map_err(plain)?;
+        Ok(left.initial_bytes.saturating_add(left.dirty_bytes))
     }
 
     fn set_state(&self, state: u32) -> io::Result<()> {
@@ -127,7 +164,9 @@ impl MigrationHost for HostDevice {
 /// Returns the cause of an error of the crate, if it is a system call's.
 fn plain(error: VfioError) -> io::Error {
     match error {
-        VfioError::VfioDeviceFeature(error) => io::Error::from_raw_os_error(error.errno()),
+        VfioError::VfioDeviceFeature(error) | VfioError::VfioMigGetPrecopyInfo(error) => {
+            io::Error::from_raw_os_error(error.errno())
+        }
         VfioError::VfioMigrationDataIo(error) => error,
         other => io::Error::other(other),
     }
@@ -185,6 +224,8 @@ pub struct VfioState {
     pub config_space: ConfigSpaceState,
     /// The guest's MSI-X table.
     pub msix: MsixState,
+    /// Bytes of early data that precede the data.
+    pub early: u64,
     /// The data of the function's driver.
     #[serde(with = "as_bytes")]
     pub data: Vec<u8>,
@@ -267,7 +308,8 @@ impl VfioPciDevice {
         self.ensure_movable()
     }
 
-    /// Has the function's writes logged, or ends that.
+    /// Has the function's writes logged, or ends that. From then on, [`VfioPciDevice::read_early`]
+    /// has data if the driver offers some.
     ///
     /// # Errors
     /// The driver refuses it.
@@ -275,6 +317,12 @@ impl VfioPciDevice {
         let mut state = self.state.lock();
         if state.logging == on {
             return Ok(());
+        }
+        if !on && state.transfer.given.take().is_some() {
+            let left = self.host.set_state(RUNNING);
+            if let Err(error) = left {
+                tracing::error!(device = %self.id, %error, "the function stays in PRE_COPY");
+            }
         }
         let done = if on {
             self.host.start_log()
@@ -284,7 +332,77 @@ impl VfioPciDevice {
         state.logging = on && done.is_ok();
         done.map_err(Error::context(
             "the driver cannot log what the function writes",
-        ))
+        ))?;
+        if on && self.abilities.early {
+            let entered = self.host.set_state(PRE_COPY);
+            entered.map_err(Error::context("the driver does not begin the transfer"))?;
+            state.transfer.given = Some(0);
+        }
+        Ok(())
+    }
+
+    /// Bytes of early data that were read so far.
+    #[must_use]
+    pub fn early(&self) -> u64 {
+        self.state.lock().transfer.given.unwrap_or(0)
+    }
+
+    /// Returns the next early data of the function, at most `max` bytes; none if it has none now.
+    ///
+    /// # Errors
+    /// The driver does not return it.
+    pub fn read_early(&self, max: usize) -> Result<Vec<u8>, Error> {
+        let failed = || Error::context("the driver does not return the early state");
+        let mut state = self.state.lock();
+        let Some(given) = &mut state.transfer.given else {
+            return Ok(Vec::new());
+        };
+        if self.host.early_left().map_err(failed())? == 0 {
+            return Ok(Vec::new());
+        }
+        let mut data = vec![0; max.min(CHUNK)];
+        let read = match self.host.read_data(&mut data) {
+            Ok(read) => read,
+            // The estimate was too high.
+            Err(error) if error.raw_os_error() == Some(libc::ENOMSG) => 0,
+            Err(error) => return Err(failed()(error)),
+        };
+        data.truncate(read);
+        *given = given.saturating_add(u64::try_from(read).unwrap_or(u64::MAX));
+        Ok(data)
+    }
+
+    /// Gives early data to the function's driver.
+    ///
+    /// # Errors
+    /// The driver refuses it, or it would be more than `max` bytes. The function must be reset.
+    pub fn load_early(&self, data: &[u8], max: usize) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if data.len() > max.saturating_sub(state.transfer.taken.len()) {
+            return Err(Error::other(format!(
+                "the early state has more than {max} bytes"
+            )));
+        }
+        self.resume_transfer(state)?;
+        self.host.write_data(data).map_err(refused())?;
+        state.transfer.taken.extend_from_slice(data);
+        Ok(())
+    }
+
+    /// Enters RESUMING, unless that is done, and writes all early data.
+    fn resume_transfer(&self, state: &mut State) -> Result<(), Error> {
+        if state.transfer.resuming {
+            return Ok(());
+        }
+        // From here on only a reset makes it run without a guest.
+        (state.touched, state.stopped) = (true, true);
+        self.host.set_state(RESUMING).map_err(refused())?;
+        for chunk in state.transfer.taken.chunks(CHUNK) {
+            self.host.write_data(chunk).map_err(refused())?;
+        }
+        state.transfer.resuming = true;
+        Ok(())
     }
 
     /// Returns the pages that the function has written since the last call: guest-physical address
@@ -310,11 +428,13 @@ impl VfioPciDevice {
             return Err(Error::other("the function is saved already"));
         }
         state.stopped = true;
+        let early = state.transfer.given.take().unwrap_or(0);
         match self.read_all(max) {
             Ok(data) => Ok(VfioState {
                 config_space: state.config.space.save(),
                 // Now that it is stopped, the last trigger is in its eventfd.
                 msix: state.msix.save(),
+                early,
                 data,
             }),
             Err(error) => {
@@ -381,15 +501,23 @@ impl VfioPciDevice {
     /// It is the state of another function, or the driver refuses it. The function must be reset.
     pub fn load(&self, saved: &VfioState) -> Result<(), Error> {
         let mut state = self.state.lock();
-        self.registers(&state, saved)?;
-        // From here on only a reset makes it run without a guest.
-        (state.touched, state.stopped) = (true, true);
-        let refused = || Error::context("the driver refuses the function's state");
-        self.host.set_state(RESUMING).map_err(refused())?;
+        let state = &mut *state;
+        self.registers(state, saved)?;
+        if saved.early == 0 && !state.transfer.taken.is_empty() {
+            // The function was reset at the source after it had handed them out.
+            state.transfer.taken.clear();
+            self.host.reset().map_err(refused())?;
+            state.transfer.reset();
+        }
+        if u64::try_from(state.transfer.taken.len()) != Ok(saved.early) {
+            return Err(Error::other("a part of the function's early state is lost"));
+        }
+        self.resume_transfer(state)?;
         for chunk in saved.data.chunks(CHUNK) {
             self.host.write_data(chunk).map_err(refused())?;
         }
         // The driver checks the whole state here.
+        state.transfer.resuming = false;
         self.host.set_state(STOP).map_err(refused())
     }
 
@@ -424,12 +552,18 @@ impl VfioPciDevice {
         let running = self.host.set_state(RUNNING);
         running.map_err(Error::context("the driver does not start the function"))?;
         state.stopped = false;
+        state.transfer = Transfer::default();
         // A trigger may have been lost while the guest moved.
         for vector in (0..u16::MAX).take(wanted) {
             state.msix.signal(vector);
         }
         Ok(())
     }
+}
+
+/// For `map_err` of the destination's steps.
+fn refused() -> impl FnOnce(io::Error) -> Error {
+    Error::context("the driver refuses the function's state")
 }
 
 #[cfg(test)]

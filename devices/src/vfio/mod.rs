@@ -62,16 +62,16 @@ pub use dma::{Dma, has_iommufd};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::vfio_anything;
 pub use migration::{FunctionView, VfioState};
-pub use open::VfioOptions;
+pub use open::{VfioOptions, check_cdev};
 pub use translated::TranslatedDma;
 
 use self::config::{DeviceConfig, EXPRESS_CONTROL_FLR, GuestConfig, MsixPlaces};
 use self::host::{BARS, CONFIG, Description, Host};
 use self::interrupts::Interrupts;
-use self::migration::Abilities;
+use self::migration::{Abilities, Transfer};
 use self::region::MappedBars;
 use crate::Error;
-use crate::hypervisor::{Doorbells, MsiVectors};
+use crate::hypervisor::{DeviceMappings, MsiVectors};
 use crate::pci::{Bar, CONFIG_SPACE_SIZE, Msix, PciFunction};
 use crate::virtio::backend::Event;
 
@@ -97,9 +97,10 @@ impl HostFunction {
     ///
     /// # Errors
     /// The function cannot be given to a guest; the text has the remedy.
-    pub fn open(options: &VfioOptions, dma: &Arc<Dma>) -> Result<Self, Error> {
+    pub fn open(options: VfioOptions, dma: &Arc<Dma>) -> Result<Self, Error> {
+        let id = options.id.clone();
         let (host, description) = open::open(options, dma)?;
-        let mut function = Self::new(&options.id, Box::new(host), description)?;
+        let mut function = Self::new(&id, Box::new(host), description)?;
         function.translation = dma.translation()?.map(|own| Arc::new(Mutex::new(own)));
         Ok(function)
     }
@@ -233,6 +234,7 @@ struct State {
     stopped: bool,
     /// Its driver logs what it writes.
     logging: bool,
+    transfer: Transfer,
     config: GuestConfig,
     msix: Msix,
     interrupts: Interrupts,
@@ -247,7 +249,7 @@ impl VfioPciDevice {
     pub fn new(
         function: HostFunction,
         vectors: &dyn MsiVectors,
-        doorbells: Arc<dyn Doorbells>,
+        mappings: Arc<dyn DeviceMappings>,
     ) -> Result<Self, Error> {
         let failed = |what: &'static str| Error::context(what);
         let HostFunction {
@@ -280,7 +282,7 @@ impl VfioPciDevice {
             tracing::debug!(device = %id, %error, "the device reports no errors");
         }
         let holes = [msix_places.table, msix_places.pending];
-        let bars = MappedBars::new(&*host, &description.regions, &holes, doorbells);
+        let bars = MappedBars::new(&*host, &description.regions, &holes, mappings);
         Ok(Self {
             id,
             host,
@@ -297,6 +299,7 @@ impl VfioPciDevice {
                 touched: false,
                 stopped: false,
                 logging: false,
+                transfer: Transfer::default(),
                 config,
                 msix,
                 interrupts: Interrupts::new(description.resizable),
@@ -427,6 +430,9 @@ impl VfioPciDevice {
             let reset = self.try_reset();
             state.touched = !reset;
             state.stopped &= !reset;
+            if reset {
+                state.transfer.reset();
+            }
             self.failed.fetch_and(!reset, Ordering::Relaxed);
         }
         if let Some(translation) = &self.translation {

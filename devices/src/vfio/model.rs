@@ -13,7 +13,7 @@ use super::{HostFunction, VfioPciDevice};
 use crate::Error;
 use crate::hypervisor::DevicePages;
 use crate::pci::PciFunction as _;
-use crate::testing::{FakeDoorbells, FakePage, FakeVectors, Reached};
+use crate::testing::{FakeDeviceMappings, FakePage, FakeVectors, Reached};
 
 /// A step that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub(super) struct ModelState {
     pub(super) migration: u32,
     /// The data that is left to read, or was written.
     pub(super) data: Vec<u8>,
+    /// The beginning of it that it hands out early.
+    pub(super) early: usize,
     /// The written pages, while there is a log.
     pub(super) log: Option<Vec<(u64, u64)>>,
 }
@@ -61,6 +63,7 @@ pub(super) const STOP: u32 = 1;
 pub(super) const RUNNING: u32 = 2;
 pub(super) const STOP_COPY: u32 = 3;
 pub(super) const RESUMING: u32 = 4;
+pub(super) const PRE_COPY: u32 = 6;
 
 /// The first bytes of data that the model accepts.
 pub(super) const DATA: &[u8] = b"model";
@@ -70,7 +73,7 @@ pub(super) const DATA: &[u8] = b"model";
 pub(super) struct Model {
     pub(super) state: Mutex<ModelState>,
     regions: [Region; BARS],
-    doorbells: Arc<FakeDoorbells>,
+    mappings: Arc<FakeDeviceMappings>,
 }
 
 impl Model {
@@ -119,7 +122,7 @@ impl Host for Arc<Model> {
         if region == CONFIG {
             let command = u16::from_le_bytes(data.try_into().unwrap());
             assert_eq!((offset, command & !6), (4, 0), "not in the allowlist");
-            let mapped = self.doorbells.all();
+            let mapped = self.mappings.all();
             assert!(command & 2 != 0 || mapped.is_empty(), "{mapped:?}");
             state.command = command;
         } else {
@@ -164,7 +167,7 @@ impl Host for Arc<Model> {
     }
 
     fn reset(&self) -> io::Result<()> {
-        assert!(self.doorbells.all().is_empty());
+        assert!(self.mappings.all().is_empty());
         assert_eq!(self.state.lock().command, 0);
         self.state.lock().resets += 1;
         self.state.lock().migration = RUNNING;
@@ -192,7 +195,10 @@ impl MigrationHost for Arc<Model> {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             (RUNNING, RESUMING) => state.data.clear(),
-            (RUNNING, STOP_COPY) | (STOP_COPY | RESUMING, STOP) | (STOP | STOP_COPY, RUNNING) => {}
+            (RUNNING, PRE_COPY | STOP_COPY)
+            | (PRE_COPY, STOP_COPY)
+            | (STOP_COPY | RESUMING, STOP)
+            | (PRE_COPY | STOP | STOP_COPY, RUNNING) => {}
             // As the kernel has it: nothing to do.
             (RUNNING, RUNNING) => {}
             other => panic!("no step of this module: {other:?}"),
@@ -201,12 +207,27 @@ impl MigrationHost for Arc<Model> {
         Ok(())
     }
 
+    fn early_left(&self) -> io::Result<u64> {
+        let state = self.state.lock();
+        assert_eq!(state.migration, PRE_COPY);
+        // An estimate may be too high.
+        Ok(u64::try_from(state.early).unwrap() + u64::from(state.data.len() > state.early))
+    }
+
     fn read_data(&self, data: &mut [u8]) -> io::Result<usize> {
         self.fails(Fault::ReadData)?;
         let mut state = self.state.lock();
-        assert_eq!(state.migration, STOP_COPY);
         // Less than there is room for, as the kernel may.
-        let len = state.data.len().min(data.len()).min(3);
+        let mut len = state.data.len().min(data.len()).min(3);
+        if state.migration == PRE_COPY {
+            if state.early == 0 {
+                return Err(io::Error::from_raw_os_error(libc::ENOMSG));
+            }
+            len = len.min(state.early);
+            state.early -= len;
+        } else {
+            assert_eq!(state.migration, STOP_COPY);
+        }
         for (to, byte) in data.iter_mut().zip(state.data.drain(..len)) {
             *to = byte;
         }
@@ -244,7 +265,7 @@ impl MigrationHost for Arc<Model> {
 pub(super) struct Rig {
     pub(super) model: Arc<Model>,
     pub(super) vectors: Arc<FakeVectors>,
-    pub(super) doorbells: Arc<FakeDoorbells>,
+    pub(super) mappings: Arc<FakeDeviceMappings>,
     pub(super) description: Description,
 }
 
@@ -257,19 +278,19 @@ pub(super) fn region(size: u64) -> Region {
 
 impl Rig {
     pub(super) fn new(config: &[u8; 256], regions: [Region; BARS]) -> Self {
-        let doorbells = Arc::new(FakeDoorbells::default());
+        let mappings = Arc::new(FakeDeviceMappings::default());
         let model = Arc::new(Model {
             state: Mutex::new(ModelState {
                 config: config.to_vec(),
                 ..ModelState::default()
             }),
             regions: regions.clone(),
-            doorbells: Arc::clone(&doorbells),
+            mappings: Arc::clone(&mappings),
         });
         Self {
             model,
             vectors: Arc::new(FakeVectors::new(2048)),
-            doorbells,
+            mappings,
             description: Description {
                 driver: "vfio-pci".to_owned(),
                 regions,
@@ -292,11 +313,11 @@ impl Rig {
     pub(super) fn open(&self) -> Result<Arc<VfioPciDevice>, Error> {
         let host = Box::new(Arc::clone(&self.model));
         let function = HostFunction::new("vf", host, self.description.clone())?;
-        VfioPciDevice::new(function, &*self.vectors, self.doorbells.clone()).map(Arc::new)
+        VfioPciDevice::new(function, &*self.vectors, self.mappings.clone()).map(Arc::new)
     }
 
     pub(super) fn mapped(&self) -> Vec<u64> {
-        let all = self.doorbells.all().into_iter();
+        let all = self.mappings.all().into_iter();
         all.map(|reached| match reached {
             Reached::Page(address, _) => address,
             Reached::Eventfd(_) => panic!("a VFIO device has no kicks"),

@@ -9,12 +9,13 @@
 use std::fs::{self, File};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
-use std::os::unix::fs::FileExt as _;
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
 
+use rustix::fs::{OFlags, major, minor};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_NORESIZE,
@@ -32,12 +33,14 @@ use crate::hypervisor::DevicePages;
 const REGIONS: u8 = CONFIG + 1;
 
 /// Which function to give to a guest.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct VfioOptions {
     /// Name in messages.
     pub id: String,
     /// Its directory in sysfs, such as `/sys/bus/pci/devices/0000:03:10.1`.
     pub path: PathBuf,
+    /// Its own file, if another process opened it: see [`check_cdev`].
+    pub fd: Option<OwnedFd>,
     /// Whether it may be a function that is not virtual. Its guest controls the whole device.
     pub allow_pf: bool,
 }
@@ -109,19 +112,77 @@ vdpa::opaque_debug! {
     directory: this.directory,
 }
 
+/// Checks that `fd` is a function's own file (`/dev/vfio/devices/vfioN`), open for reading and
+/// writing, without changing anything. Returns the function's directory in sysfs.
+///
+/// # Errors
+/// It is no such file, or not open for both.
+pub fn check_cdev(fd: BorrowedFd<'_>) -> Result<PathBuf, Error> {
+    let number = fd.as_raw_fd();
+    let path = fs::read_link(format!("/proc/self/fd/{number}"))
+        .unwrap_or_else(|_| PathBuf::from(format!("file descriptor {number}")));
+    let other = Error::context::<io::Error>(format!("cannot query {}", path.display()));
+    let queried = fd.try_clone_to_owned().and_then(|copy| {
+        let metadata = File::from(copy).metadata()?;
+        Ok((metadata, rustix::fs::fcntl_getfl(fd)?))
+    });
+    let (metadata, flags) = queried.map_err(other)?;
+    let device = metadata
+        .file_type()
+        .is_char_device()
+        .then(|| metadata.rdev());
+    let function = device.and_then(|device| function_of(Path::new("/sys"), device));
+    let Some(function) = function else {
+        return Err(Error::other(format!(
+            "{} is not a device file of VFIO: open the /dev/vfio/devices/vfioN that \
+             /sys/bus/pci/devices/ADDRESS/vfio-dev lists",
+            path.display()
+        )));
+    };
+    if flags & OFlags::RWMODE != OFlags::RDWR {
+        return Err(Error::other(format!(
+            "{} is not open for reading and writing: open it with O_RDWR",
+            path.display()
+        )));
+    }
+    Ok(function)
+}
+
+/// Returns the directory of the function whose own file is this character device.
+fn function_of(sysfs: &Path, device: u64) -> Option<PathBuf> {
+    let link = format!("dev/char/{}:{}", major(device), minor(device));
+    // Ends with ADDRESS/vfio-dev/vfioN.
+    let device = fs::canonicalize(sysfs.join(link)).ok()?;
+    let class = device
+        .parent()
+        .filter(|class| class.ends_with("vfio-dev"))?;
+    let address = class.parent()?.file_name()?;
+    let function = sysfs.join("bus/pci/devices").join(address);
+    function.exists().then_some(function)
+}
+
 /// Opens a function, and maps guest RAM for it.
 ///
 /// # Errors
 /// The function cannot be given to a guest; the text has the remedy.
 pub(super) fn open(
-    options: &VfioOptions,
+    options: VfioOptions,
     dma: &Arc<Dma>,
 ) -> Result<(HostDevice, Description), Error> {
     let (directory, address, driver) = check_function(&options.path, options.allow_pf)?;
     let open = |space: Arc<dyn VfioOps>| {
         // Attached to the IOAS, if the address space is one of iommufd.
-        let device = VfioDevice::new(&directory, space, true).map_err(cannot_open)?;
-        OpenDevice::new(device, dma.is_iommufd())
+        let device = match (options.fd, dma.iommufd()) {
+            (None, _) => VfioDevice::new(&directory, space, true),
+            (Some(fd), Some(iommufd)) => VfioDevice::new_from_fd(fd.into(), iommufd, true),
+            (Some(_), None) => {
+                return Err(Error::other(
+                    "a function's own file needs /dev/iommu: load the module iommufd (modprobe \
+                     iommufd), or name the function by its address",
+                ));
+            }
+        };
+        OpenDevice::new(device.map_err(cannot_open)?, dma.iommufd().is_some())
     };
     let device = dma.add(&directory, open, |device| {
         device.close(&directory);
@@ -441,6 +502,7 @@ impl Drop for BarPages {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -521,6 +583,39 @@ mod tests {
             text.contains("bind pci/0000:03:10.3 vfio-pci") && text.contains("group 7"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_function_is_found_by_its_own_file() {
+        let sysfs = Sysfs::new("cdev");
+        let device = rustix::fs::makedev(511, 7);
+        let found = || function_of(&sysfs.0, device);
+        assert_eq!(found(), None);
+        let own = sysfs.function().join("vfio-dev/vfio7");
+        fs::create_dir_all(&own).unwrap();
+        for directory in ["dev/char", "bus/pci/devices"] {
+            fs::create_dir_all(sysfs.0.join(directory)).unwrap();
+        }
+        symlink(&own, sysfs.0.join("dev/char/511:7")).unwrap();
+        // Not of the PCI bus.
+        assert_eq!(found(), None);
+        let function = sysfs.0.join("bus/pci/devices/0000:03:10.1");
+        symlink(sysfs.function(), &function).unwrap();
+        assert_eq!(found(), Some(function));
+        // The file of a group, or of another class.
+        fs::remove_file(sysfs.0.join("dev/char/511:7")).unwrap();
+        symlink(sysfs.function(), sysfs.0.join("dev/char/511:7")).unwrap();
+        assert_eq!(found(), None);
+
+        let null = File::options().read(true).write(true).open("/dev/null");
+        let regular = File::open("/proc/self/status");
+        for file in [null, regular] {
+            let error = check_cdev(file.unwrap().as_fd()).unwrap_err().to_string();
+            assert!(
+                error.contains("open the /dev/vfio/devices/vfioN"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tracing::{error, warn};
 use super::MappedArea;
 use super::config::Part;
 use super::host::{BARS, Host, Region};
-use crate::hypervisor::{DevicePages, Doorbells};
+use crate::hypervisor::{DeviceMappings, DevicePages};
 
 const PAGE: u64 = 4096;
 /// The most parts of one device that are mapped, because memory slots are few.
@@ -69,7 +69,7 @@ struct Area {
 #[derive(Debug)]
 pub(super) struct MappedBars {
     areas: Vec<Area>,
-    doorbells: Arc<dyn Doorbells>,
+    mappings: Arc<dyn DeviceMappings>,
 }
 
 impl MappedBars {
@@ -79,7 +79,7 @@ impl MappedBars {
         host: &dyn Host,
         regions: &[Region; BARS],
         holes: &[Part],
-        doorbells: Arc<dyn Doorbells>,
+        mappings: Arc<dyn DeviceMappings>,
     ) -> Self {
         let mut areas = Vec::new();
         for (bar, region) in (0..).zip(regions) {
@@ -109,7 +109,7 @@ impl MappedBars {
                 }
             }
         }
-        Self { areas, doorbells }
+        Self { areas, mappings }
     }
 
     /// Returns all parts with their places in the guest.
@@ -125,12 +125,12 @@ impl MappedBars {
     /// BAR `bar` is decoded at `address` from now on, or nowhere.
     pub(super) fn moved(&mut self, bar: u8, address: Option<u64>) {
         for area in self.areas.iter_mut().filter(|area| area.bar == bar) {
-            area.unmap(&*self.doorbells);
+            area.unmap(&*self.mappings);
             let place = address.and_then(|address| address.checked_add(area.offset));
             let (Some(place), None) = (place, area.mapped) else {
                 continue;
             };
-            match self.doorbells.map(place, Arc::clone(&area.pages)) {
+            match self.mappings.map(place, Arc::clone(&area.pages)) {
                 Ok(()) => area.mapped = Some(place),
                 Err(error) => warn!(
                     bar,
@@ -145,7 +145,7 @@ impl MappedBars {
     /// When this returns, no access of the guest reaches the device without an exit.
     pub(super) fn unmap_all(&mut self) {
         for area in &mut self.areas {
-            area.unmap(&*self.doorbells);
+            area.unmap(&*self.mappings);
         }
     }
 
@@ -161,7 +161,7 @@ impl MappedBars {
                 })
             });
             if meant {
-                area.unmap(&*self.doorbells);
+                area.unmap(&*self.mappings);
                 hit = true;
             }
         }
@@ -170,9 +170,9 @@ impl MappedBars {
 }
 
 impl Area {
-    fn unmap(&mut self, doorbells: &dyn Doorbells) {
+    fn unmap(&mut self, mappings: &dyn DeviceMappings) {
         if let Some(address) = self.mapped {
-            match doorbells.unmap(address) {
+            match mappings.unmap(address) {
                 Ok(()) => self.mapped = None,
                 // The address stays recorded, so that unmapping is retried.
                 Err(error) => error!(address, %error, "cannot unmap a part of a BAR"),

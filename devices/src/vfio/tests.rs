@@ -301,7 +301,7 @@ fn a_part_that_cannot_be_mapped_answers_slowly() {
         assert_eq!(rig.mapped(), expected);
         // One that the hypervisor refuses.
         device.bar_moved(4, None);
-        *rig.doorbells.refused.lock() = Some(expected[0]);
+        *rig.mappings.refused.lock() = Some(expected[0]);
         device.bar_moved(4, Some(0x10_0000));
         assert_eq!(rig.mapped(), expected[1..]);
     }

@@ -36,30 +36,40 @@ pub(crate) const DOWNTIME: Duration = Duration::from_millis(300);
 pub(crate) struct Host {
     api: TempPath,
     endpoint: TempPath,
-    vdpa: String,
+    /// The options of its NIC, if it has one.
+    vdpa: Option<String>,
 }
 
 impl Host {
     /// The NIC is called `nic`, and `path` is its device.
+    #[allow(dead_code, reason = "not every test has NICs")]
     pub(crate) fn new(name: &str, path: &std::path::Path) -> Self {
+        Self {
+            vdpa: Some(format!("id=nic,path={}", path.display())),
+            ..Self::without_nic(name)
+        }
+    }
+
+    /// An end whose guest has no NIC.
+    pub(crate) fn without_nic(name: &str) -> Self {
         Self {
             api: TempPath::new(&format!("{name}.api")),
             endpoint: TempPath::new(&format!("{name}.move")),
-            vdpa: format!("id=nic,path={}", path.display()),
+            vdpa: None,
         }
     }
 
     /// Appends options to the NIC, such as `iommu=on`.
     #[allow(dead_code, reason = "not every test has some")]
     pub(crate) fn nic_options(mut self, options: &str) -> Self {
-        self.vdpa = format!("{},{options}", self.vdpa);
+        self.vdpa = self.vdpa.map(|vdpa| format!("{vdpa},{options}"));
         self
     }
 
     /// The options of the NIC.
     #[allow(dead_code, reason = "not every test restores a snapshot")]
     pub(crate) fn vdpa(&self) -> &str {
-        &self.vdpa
+        self.vdpa.as_deref().unwrap_or_default()
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -73,9 +83,11 @@ impl Host {
     /// Boots the guest here.
     #[track_caller]
     pub(crate) fn boot(&self, arguments: BellhopArguments) -> Guest {
-        let arguments = arguments
-            .argument("--vdpa", &self.vdpa)
-            .argument("--api-socket", self.api.text());
+        let arguments = arguments.argument("--api-socket", self.api.text());
+        let arguments = match &self.vdpa {
+            Some(vdpa) => arguments.argument("--vdpa", vdpa),
+            None => arguments,
+        };
         Guest::start(&arguments).unwrap()
     }
 
@@ -92,8 +104,10 @@ impl Host {
         let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
         command
             .args(["run", "--receive", &self.endpoint()])
-            .args(["--vdpa", &self.vdpa])
             .args(["--api-socket", self.api.text()]);
+        if let Some(vdpa) = &self.vdpa {
+            command.args(["--vdpa", vdpa]);
+        }
         change(&mut command);
         let guest = Guest::wait_for(command).unwrap();
         let started = Instant::now();

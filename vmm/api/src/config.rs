@@ -13,6 +13,7 @@ mod mac;
 mod ring_watch;
 pub mod schema;
 mod size;
+mod source;
 mod vdpa;
 mod vfio;
 
@@ -34,7 +35,8 @@ pub use key_value::{KeyValueError, from_key_value, from_key_value_but, from_path
 pub use mac::{MacAddress, MacAddressError};
 pub use ring_watch::{RingWatch, RingWatchError};
 pub use size::{MemorySize, MemorySizeError};
-pub use vdpa::{DescriptorError, VdpaConfig, VdpaDescriptor, VdpaSource};
+pub use source::{DescriptorError, DeviceDescriptor, DeviceSource};
+pub use vdpa::VdpaConfig;
 pub use vfio::VfioConfig;
 
 /// The default kernel command line.
@@ -132,6 +134,16 @@ impl VmConfig {
         let id = nic.name();
         nic.iommu |= self.vdpa.iter().any(|old| old.iommu && old.name() == id);
         self.replace_nic(nic)
+    }
+
+    /// Drops the descriptors and keeps the devices' paths. A device is busy while any process holds
+    /// it.
+    pub fn release_descriptors(&mut self) {
+        let nics = self.vdpa.iter_mut().map(|nic| &mut nic.source);
+        let functions = self.vfio.iter_mut().map(|function| &mut function.source);
+        for source in nics.chain(functions) {
+            *source = source.released();
+        }
     }
 
     /// The IOMMU that the VM has: its own, or one for the devices that need it.

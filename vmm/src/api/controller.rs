@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
 use super::{API_LEVEL, WATCHERS_MAX, exactly};
-use crate::config::{VdpaConfig, VmConfig};
+use crate::config::VmConfig;
 use crate::http::{HttpError, on_worker};
 use crate::machine::{
     Arriving, Direction, End, EndReason, Handle, MachineStatus, Migration, MigrationEnd, Origin,
@@ -329,7 +329,7 @@ impl Controller {
         config.disks.clear();
         config.vfio.clear();
         // The VM holds the descriptors now.
-        config.vdpa.iter_mut().for_each(VdpaConfig::release);
+        config.release_descriptors();
         *self.phase.lock() = Phase::Running {
             config,
             handle: handle.clone(),
@@ -349,7 +349,7 @@ impl Controller {
     /// configured as the snapshot describes it.
     fn start_failed(&self, mut config: Option<VmConfig>) {
         if let Some(config) = &mut config {
-            config.vdpa.iter_mut().for_each(VdpaConfig::release);
+            config.release_descriptors();
         }
         *self.phase.lock() = Phase::BeforeBoot(config);
         self.publish(|view| view.state = VmState::NotStarted);

@@ -1,8 +1,8 @@
 //! KVM memory slots: the host memory that the guest sees at each address.
 //!
 //! [`MemorySlots`] owns the numbering of the slots and keeps their memory alive. It must not know
-//! the use of the memory: guest RAM and the doorbell pages of devices are slots alike. The one
-//! difference is that writes to guest RAM can be logged and those to doorbells never are
+//! the use of the memory: guest RAM and the pages of devices are slots alike. The one
+//! difference is that writes to guest RAM can be logged and those to device pages never are
 //! ([`super::dirty_log`] switches it).
 
 use std::any::Any;

@@ -5,12 +5,12 @@
 //! devices exist, how a guest boots, or who runs the vCPUs.
 //!
 //! ```text
-//! Hypervisor::open ──> Vm ──┬─> MemorySlots     guest RAM        (KVM_SET_USER_MEMORY_REGION)
-//!   /dev/kvm, checked       ├─> KvmMsiVectors   MSI-X vectors    (GSI routes + irqfds)
-//!                           ├─> KvmDoorbells    queue kicks      (ioeventfds, memory slots)
-//!                           ├─> vfio            pass-through     (KVM_CREATE_DEVICE)
-//!                           ├─> InterruptLine   ISA interrupts   (irqfds)
-//!                           └─> vcpu::Vcpus     processors       (KVM_CREATE_VCPU)
+//! Hypervisor::open ──> Vm ──┬─> MemorySlots         guest RAM        (KVM_SET_USER_MEMORY_REGION)
+//!   /dev/kvm, checked       ├─> KvmMsiVectors       MSI-X vectors    (GSI routes + irqfds)
+//!                           ├─> KvmDeviceMappings   kicks, BARs      (ioeventfds, memory slots)
+//!                           ├─> vfio                pass-through     (KVM_CREATE_DEVICE)
+//!                           ├─> InterruptLine       ISA interrupts   (irqfds)
+//!                           └─> vcpu::Vcpus         processors       (KVM_CREATE_VCPU)
 //! ```
 //!
 //! The interrupt controllers (two PICs, the IOAPIC, a local APIC per vCPU) are KVM's own, so no
@@ -18,8 +18,8 @@
 //! shows the TSC-deadline timer, so Linux neither calibrates against a PIT nor uses its ticks.
 
 pub mod cpuid;
+pub mod device_mappings;
 pub mod dirty_log;
-pub mod doorbells;
 pub mod line;
 pub mod memory_slots;
 pub mod msi;

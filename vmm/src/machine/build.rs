@@ -27,12 +27,12 @@ use super::ring_watch;
 use super::signals::{StatisticsHandle, StopHandle};
 use super::status_publisher::UpgradeStatus;
 use crate::Error;
-use crate::config::{VdpaConfig, VmConfig};
+use crate::config::VmConfig;
 use crate::console::{Attached, Console, ConsoleOutput};
 use crate::event_loop::{EventLoop, Timer, Token};
 use crate::host::Host;
 use crate::kvm::cpuid::{baseline, physical_address_bits};
-use crate::kvm::doorbells::KvmDoorbells;
+use crate::kvm::device_mappings::KvmDeviceMappings;
 use crate::kvm::line::{InterruptLine, LevelLine};
 use crate::kvm::memory_slots::MemorySlots;
 use crate::kvm::msi::KvmMsiVectors;
@@ -107,7 +107,7 @@ impl Machine {
             .add_ram(ram.memory())
             .map_err(|source| Error::host("cannot give the guest its memory").because(source))?;
         let msi = KvmMsiVectors::new(vm.fd().clone());
-        let doorbells = Arc::new(KvmDoorbells::new(vm.fd().clone(), slots.clone()));
+        let mappings = Arc::new(KvmDeviceMappings::new(vm.fd().clone(), slots.clone()));
 
         // The buses, and the devices that every machine has.
         let io = Arc::new(Bus::new());
@@ -216,7 +216,7 @@ impl Machine {
         let mut device_manager = DeviceManager::new(
             pci.clone(),
             msi.clone(),
-            doorbells.clone(),
+            mappings.clone(),
             node,
             config.ring_watch,
             domains,
@@ -267,7 +267,7 @@ impl Machine {
         let buses = Buses { io, mmio };
         let faults: Arc<dyn FaultHandler> = Arc::new(DoorbellFaults {
             pci: pci.clone(),
-            doorbells: doorbells.clone(),
+            mappings: mappings.clone(),
         });
         let vcpus = Vcpus::new(
             &hypervisor,
@@ -298,7 +298,7 @@ impl Machine {
             clock,
             config_ports,
             _serial_line: serial_line,
-            doorbells,
+            mappings,
             msi,
             slots,
             _passthrough: passthrough,
@@ -325,11 +325,11 @@ fn not_placed(source: devices::Error) -> Error {
     Error::host("cannot place a device of the machine").because(source)
 }
 
-/// Copies the configuration without descriptors, so that a vDPA device is free once the guest has
+/// Copies the configuration without descriptors, so that a device is free once the guest has
 /// ejected it. The IOMMU stays, even if no device needs it any more.
 fn kept(config: &VmConfig) -> VmConfig {
     let mut config = config.clone();
     config.iommu = config.iommu_needed();
-    config.vdpa.iter_mut().for_each(VdpaConfig::release);
+    config.release_descriptors();
     config
 }

@@ -4,7 +4,7 @@
 //! attach and detach one. It must not know who requests that, nor when.
 //!
 //! ```text
-//!   attach: vectors, doorbells --> on the bus --> in the event loop --> listed
+//!   attach: vectors, mappings --> on the bus --> in the event loop --> listed
 //!   swap:   in the event loop --> behind the same function --> old device out of the loop
 //!   detach: off the bus --> out of the event loop --> stopped --> closed --> unlisted
 //!   removed by the host: closed --> detach, once the guest has ejected it
@@ -25,7 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bellhop_api::machine::{AlarmInfo, InFlight};
-use devices::hypervisor::Doorbells;
+use devices::hypervisor::DeviceMappings;
 use devices::pci::{PciBus, PciFunction, SLOTS, Slot};
 use devices::virtio::backend::Event;
 use devices::virtio::block::engine::hung_disks;
@@ -43,7 +43,7 @@ use super::status_publisher::DeviceStatus;
 use crate::config::{RingWatch, VdpaConfig};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::numa_warning;
-use crate::kvm::doorbells::KvmDoorbells;
+use crate::kvm::device_mappings::KvmDeviceMappings;
 use crate::kvm::msi::KvmMsiVectors;
 use crate::{Error, ErrorKind};
 
@@ -103,7 +103,7 @@ pub(super) struct DeviceManager {
     next_serial: u64,
     pci: Arc<PciBus>,
     msi: KvmMsiVectors,
-    doorbells: Arc<KvmDoorbells>,
+    mappings: Arc<KvmDeviceMappings>,
     /// The NUMA node that guest memory is bound to.
     memory_node: Option<u16>,
     ring_watch: RingWatch,
@@ -118,7 +118,7 @@ impl DeviceManager {
     pub(super) fn new(
         pci: Arc<PciBus>,
         msi: KvmMsiVectors,
-        doorbells: Arc<KvmDoorbells>,
+        mappings: Arc<KvmDeviceMappings>,
         memory_node: Option<u16>,
         ring_watch: RingWatch,
         iommu: Option<SharedDomains>,
@@ -132,7 +132,7 @@ impl DeviceManager {
             next_serial: 0,
             pci,
             msi,
-            doorbells,
+            mappings,
             memory_node,
         }
     }
@@ -184,8 +184,8 @@ impl DeviceManager {
         let number = self.free_number()?;
         let translated = backend.translated().is_some();
         let slot = self.choose_slot(&id, translated, slot)?;
-        let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
-        let device = match VirtioPciDevice::new(backend, &self.msi, doorbells) {
+        let mappings: Arc<dyn DeviceMappings> = self.mappings.clone();
+        let device = match VirtioPciDevice::new(backend, &self.msi, mappings) {
             Ok(device) => Arc::new(device),
             Err(source) => {
                 let message = format!("cannot show device {id} to the guest");

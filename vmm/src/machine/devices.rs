@@ -18,7 +18,7 @@ use vdpa::iova::IovaRange;
 use vdpa::memory::{AddressSpace, DeviceMemory};
 
 use super::pluggable::DeviceConfig;
-use crate::config::{DiskConfig, VdpaConfig, VdpaSource, VmConfig};
+use crate::config::{DeviceSource, DiskConfig, VdpaConfig, VmConfig};
 use crate::host::Host;
 use crate::{Error, ErrorKind};
 
@@ -84,18 +84,14 @@ pub(super) fn open_vdpa(
 ) -> Result<Device, Error> {
     let id = config.name();
     let (path, fd) = match &config.source {
-        VdpaSource::Path(path) => (path.clone(), None),
-        VdpaSource::Descriptor(descriptor) => {
+        DeviceSource::Path(path) => (path.clone(), None),
+        DeviceSource::Descriptor(descriptor) => {
             let fd = descriptor.duplicate();
             let fd = fd.map_err(Error::failed("duplicating a descriptor"))?;
             (descriptor.path().to_owned(), Some(fd))
         }
-        VdpaSource::Number(number) => {
-            let number = *number;
-            return Err(Error::unusable(format!(
-                "vDPA device {id}: there is no descriptor fd={number}; send it with the request, \
-                 or let the process inherit it"
-            )));
+        DeviceSource::Number(number) => {
+            return Err(Error::no_descriptor(&format!("vDPA device {id}"), *number));
         }
     };
     let options = VdpaOptions {

@@ -152,6 +152,9 @@ pub enum SnapshotError {
     /// The state is damaged, or of another version.
     #[error("cannot use the snapshot's state")]
     Read(#[from] ReadError),
+    /// A part of a function's state is malformed.
+    #[error("cannot use the early state of a function")]
+    Early(#[source] postcard::Error),
     /// A descriptor for the state cannot be created or read.
     #[error("cannot hand over the machine's state")]
     Descriptor(#[source] io::Error),

@@ -7,19 +7,19 @@ use std::sync::Arc;
 
 use devices::pci::PciBus;
 
-use crate::kvm::doorbells::KvmDoorbells;
+use crate::kvm::device_mappings::KvmDeviceMappings;
 use crate::vcpu::FaultHandler;
 
 /// Hands faults to the functions on the PCI bus.
 #[derive(Debug)]
 pub(super) struct DoorbellFaults {
     pub(super) pci: Arc<PciBus>,
-    pub(super) doorbells: Arc<KvmDoorbells>,
+    pub(super) mappings: Arc<KvmDeviceMappings>,
 }
 
 impl FaultHandler for DoorbellFaults {
     fn generation(&self) -> u64 {
-        self.doorbells.unmapped_count()
+        self.mappings.unmapped_count()
     }
 
     fn memory_fault(&self, guest_address: Option<u64>) -> bool {

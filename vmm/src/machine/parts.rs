@@ -24,7 +24,7 @@ use crate::config::VmConfig;
 use crate::console::{ConsoleOutput, InputPump};
 use crate::event_loop::{EventLoop, Timer};
 use crate::kvm::Vm;
-use crate::kvm::doorbells::KvmDoorbells;
+use crate::kvm::device_mappings::KvmDeviceMappings;
 use crate::kvm::line::InterruptLine;
 use crate::kvm::memory_slots::MemorySlots;
 use crate::kvm::msi::KvmMsiVectors;
@@ -55,7 +55,7 @@ pub struct Machine {
     pub(super) clock: Arc<Clock>,
     pub(super) config_ports: Arc<ConfigPorts>,
     pub(super) _serial_line: InterruptLine,
-    pub(super) doorbells: Arc<KvmDoorbells>,
+    pub(super) mappings: Arc<KvmDeviceMappings>,
     pub(super) msi: KvmMsiVectors,
     pub(super) slots: Arc<MemorySlots>,
     /// For the handles, which keep it only while they open a function.
@@ -107,8 +107,8 @@ impl Machine {
     pub fn resources(&self) -> Resources {
         Resources {
             memory_slots: self.slots.count(),
-            doorbells: self.doorbells.count(),
-            mapped_doorbells: self.doorbells.mapped_count(),
+            doorbells: self.mappings.count(),
+            mapped_doorbells: self.mappings.mapped_count(),
             msi: self.msi.counts(),
         }
     }

@@ -12,7 +12,7 @@ use kvm_ioctls::VmFd;
 use parking_lot::Mutex;
 use vfio_ioctls::VfioDeviceFd;
 
-use crate::config::VfioConfig;
+use crate::config::{DeviceSource, VfioConfig};
 use crate::host::Host;
 use crate::{Error, kvm};
 
@@ -73,28 +73,40 @@ impl Passthrough {
         memory: &SharedMemory,
     ) -> Result<Function, Error> {
         let id = config.name();
+        let (path, fd) = match &config.source {
+            DeviceSource::Path(path) => (path.as_path(), None),
+            DeviceSource::Descriptor(descriptor) => {
+                let fd = descriptor.duplicate();
+                let fd = fd.map_err(Error::failed("duplicating a descriptor"))?;
+                (descriptor.path(), Some(fd))
+            }
+            DeviceSource::Number(number) => {
+                return Err(Error::no_descriptor(&format!("VFIO device {id}"), *number));
+            }
+        };
+        let iommufd = config.iommufd && has_iommufd(path);
         let options = VfioOptions {
             id: id.clone(),
-            path: config.path.clone(),
+            path: path.to_owned(),
+            fd,
             allow_pf: config.allow_pf,
         };
-        let iommufd = config.iommufd && has_iommufd(&config.path);
         let dma = if config.iommu {
             // Its address space is its own.
             self.new_dma(&mut self.shared.lock(), memory, iommufd, true)?
         } else {
             self.dma(memory, iommufd)?
         };
-        let host = HostFunction::open(&options, &dma).map_err(|source| {
+        let host = HostFunction::open(options, &dma).map_err(|source| {
             Error::unusable(format!("cannot use VFIO device {id}")).because(source)
         })?;
         Ok(Function {
             config: VfioConfig {
                 id: Some(id),
-                ..config.clone()
+                ..config.released()
             },
             host,
-            numa_node: Host::new().node_at(&config.path),
+            numa_node: Host::new().node_at(path),
         })
     }
 

@@ -82,6 +82,16 @@ pub(super) struct SavedFunction {
 /// Limit of the data of all functions, in bytes.
 pub(super) const FUNCTIONS_MAX: usize = 128 << 20;
 
+/// Limit of the early data of each function, in bytes. The rest comes with its state.
+pub(super) const EARLY_MAX: usize = 64 << 20;
+
+/// Early data of a function, as one message of a migration.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct EarlyState<'a> {
+    pub(super) id: &'a str,
+    pub(super) data: &'a [u8],
+}
+
 /// Implements [`Saved`]: name, version, maximum bytes, maximum items.
 macro_rules! saved {
     ($($type:ty: $name:literal, $version:expr, $max:expr $(, $items:expr)?;)*) => {$(
@@ -111,7 +121,7 @@ saved! {
     SavedPlatform: "platform", 1, 1 << 16;
     DomainsState: "iommu", DOMAINS_STATE_VERSION, 1 << 26;
     // Each one's registers and MSI-X table take less than 64 KiB.
-    Vec<SavedFunction>: "vfio", 1, FUNCTIONS_MAX as u64 + ((SLOTS as u64) << 16), SLOTS as u32;
+    Vec<SavedFunction>: "vfio", 2, FUNCTIONS_MAX as u64 + ((SLOTS as u64) << 16), SLOTS as u32;
     Vec<SavedDevice>: "device", 1, (SLOTS as u64) << 22, SLOTS as u32;
 }
 
@@ -283,6 +293,7 @@ mod tests {
                 msix: MsixState {
                     entries: Vec::new(),
                 },
+                early: 0,
                 data: vec![7; 3],
             },
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::error::SnapshotError;
 use super::saved::SavedMachine;
-use crate::config::{NoSuchNic, VdpaConfig, VdpaSource, VmConfig};
+use crate::config::{DeviceSource, NoSuchNic, VdpaConfig, VmConfig};
 use crate::memory::GuestRam;
 use crate::snapshot::directory::{NewSnapshot, STATE_FILE_MAX, Snapshot as Files};
 use crate::snapshot::format::Sections;
@@ -116,8 +116,8 @@ impl Snapshot {
         let theirs = config.vdpa.iter().filter(|nic| !given.remove(&nic.name()));
         let devices = theirs.flat_map(|nic| {
             let device = match &nic.source {
-                VdpaSource::Path(path) => Some(path.as_path()),
-                VdpaSource::Number(_) | VdpaSource::Descriptor(_) => None,
+                DeviceSource::Path(path) => Some(path.as_path()),
+                DeviceSource::Number(_) | DeviceSource::Descriptor(_) => None,
             };
             device.into_iter().chain(nic.backup.as_deref())
         });

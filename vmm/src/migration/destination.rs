@@ -37,6 +37,12 @@ pub trait DestinationMachine {
     /// All reasons for the refusal, at least one.
     fn try_out(&mut self, hello: &Hello) -> Result<Vec<RamRange>, Vec<Refusal>>;
 
+    /// Takes a part of a device's state, which the source has read while the guest runs there.
+    ///
+    /// # Errors
+    /// The step that failed; the source keeps the guest.
+    fn take_early(&mut self, state: &[u8]) -> Result<(), MachineError>;
+
     /// Checks the state, whose bytes are those that the source wrote. Restores the parts without an
     /// effect outside the machine: vCPUs, interrupt controllers, the board. Guest RAM is complete.
     ///
@@ -250,7 +256,8 @@ fn until_restored<C: Connection, M: DestinationMachine>(
         state_max: options.state_max,
         progress,
     };
-    let restoring = accepted.receive(accept, options.timeouts.frame, &room)?;
+    let mut early = |state: &[u8]| machine.take_early(state);
+    let restoring = accepted.receive(accept, options.timeouts.frame, &room, &mut early)?;
     progress.phase(Phase::Ready);
     progress.stopped();
     let restored = machine.restore(restoring.state());

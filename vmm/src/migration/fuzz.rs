@@ -58,6 +58,10 @@ impl DestinationMachine for Machine {
         Ok(self.ram.ranges())
     }
 
+    fn take_early(&mut self, _: &[u8]) -> Result<(), MachineError> {
+        Ok(())
+    }
+
     fn restore(&mut self, _: &[u8]) -> Result<(), MachineError> {
         Ok(())
     }
@@ -163,6 +167,7 @@ fn framed(ram: &[RamRange], hello: bool, mut rest: &[u8]) -> Vec<u8> {
                 session: Session([a; 16]),
                 connection: b.into(),
             }),
+            _ if a & 1 == 1 => add(&Message::Early(page.get(..=usize::from(b)).unwrap_or(&[]))),
             _ => add(&Message::Cancel),
         }
     }

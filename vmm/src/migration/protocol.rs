@@ -35,6 +35,8 @@
 //! | 14 | FAILED | text, at most 1 KiB of UTF-8 | 0 |
 //! | 15 | ALIVE | nothing | all |
 //! | 16 | TRY | as HELLO | 0 |
+//! | 17 | EARLY | 1 byte to 1 MiB of a device's state, while the guest runs | 0 |
+//!
 //! HELLO holds the magic `BELLMIGR`, version u32, the secret of 32 bytes, page size u32,
 //! connections u16 and the number of ranges u16. Then come the ranges, each (guest address, length,
 //! file offset) u64, and then JSON. A source without a secret sends zeros.
@@ -42,6 +44,9 @@
 //! TRY replaces HELLO, and gets the same answers; after any answer the connection ends. A
 //! destination that does not know TRY yet rejects it as no message of the protocol, and keeps
 //! waiting.
+//!
+//! A source sends EARLY only if it has announced the states of functions: section `vfio`, version 2
+//! or later.
 
 mod bytes;
 mod frame;

@@ -22,7 +22,7 @@ use super::ram::RamImage;
 pub use states::{Abort, Accepted, Committed, Connected, Copying, Ready, Stopped};
 
 /// A machine that can leave. [`send`] calls these methods in the order of their declaration, those
-/// from [`SourceMachine::take_dirty`] to [`SourceMachine::throttle`] repeatedly. The last two run
+/// from [`SourceMachine::take_dirty`] to [`SourceMachine::early`] repeatedly. The last two run
 /// after a failure before GO.
 pub trait SourceMachine {
     /// Returns the properties that must match at the destination, as a JSON object: CPU, devices,
@@ -49,6 +49,13 @@ pub trait SourceMachine {
 
     /// Throttles vCPUs by `percent` of their time, 0 to 99, until the next call.
     fn throttle(&mut self, percent: u8);
+
+    /// Returns the next part of a device's state that it hands out while the guest runs, of at most
+    /// [`STATE_CHUNK_MAX`](super::protocol::STATE_CHUNK_MAX) bytes. `None`: there is none for now.
+    ///
+    /// # Errors
+    /// The step that failed; the migration ends.
+    fn early(&mut self) -> Result<Option<Vec<u8>>, MachineError>;
 
     /// Stops vCPUs and devices: after this nothing writes to guest memory.
     ///
@@ -313,6 +320,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         loop {
             let (round_pages, sent_before) = (pages.count(), progress.bytes_sent());
             copying.round(self.ram, &pages, false, progress)?;
+            let early_left = self.send_early(copying)?;
             pages.clear();
             self.take_dirty(&mut pages)?;
             let now = Instant::now();
@@ -339,6 +347,8 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
                     self.machine.throttle(percent);
                     progress.throttle(percent);
                 }
+                // The rest would lengthen the downtime.
+                Decision::Stop if early_left => {}
                 Decision::Stop => return Ok(pages),
                 Decision::GiveUp => {
                     return Err(MigrationError::TooSlow {
@@ -348,6 +358,23 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
                 }
             }
         }
+    }
+
+    /// Sends early states, for a part of the time that the other connections may be silent. Returns
+    /// whether more may be left.
+    fn send_early<C: Connection>(
+        &mut self,
+        copying: &mut Copying<C>,
+    ) -> Result<bool, MigrationError> {
+        let begun = Instant::now();
+        while begun.elapsed() < self.options.timeouts.frame / 4 {
+            let early = self.machine.early();
+            match early.map_err(MigrationError::machine("read an early state"))? {
+                Some(state) => copying.early(&state, self.progress())?,
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
     }
 
     fn take_dirty(&mut self, pages: &mut DirtyPages) -> Result<(), MigrationError> {

@@ -9,6 +9,7 @@ mod link;
 mod standstill;
 mod tls;
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -55,6 +56,8 @@ struct Guest {
     throttled: Vec<u8>,
     /// How long a read of all its memory takes.
     digest_takes: Duration,
+    /// Early states that are left to send, or have arrived.
+    early: VecDeque<Vec<u8>>,
 }
 
 impl Guest {
@@ -72,6 +75,7 @@ impl Guest {
             all_logged: false,
             throttled: Vec::new(),
             digest_takes: Duration::ZERO,
+            early: VecDeque::new(),
         }
     }
 
@@ -183,6 +187,11 @@ impl SourceMachine for Guest {
         self.throttle.store(percent.into(), Ordering::Relaxed);
     }
 
+    fn early(&mut self) -> Result<Option<Vec<u8>>, MachineError> {
+        self.step("early")?;
+        Ok(self.early.pop_front())
+    }
+
     fn stop(&mut self) -> Result<(), MachineError> {
         let _writing = self.writing.lock();
         self.running.store(false, Ordering::SeqCst);
@@ -232,6 +241,12 @@ impl DestinationMachine for Guest {
 
     fn try_out(&mut self, hello: &Hello) -> Result<Vec<RamRange>, Vec<Refusal>> {
         self.prepare(hello).map(|ram| ram.ranges())
+    }
+
+    fn take_early(&mut self, state: &[u8]) -> Result<(), MachineError> {
+        self.step("take_early")?;
+        self.early.push_back(state.to_vec());
+        Ok(())
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), MachineError> {
@@ -398,6 +413,34 @@ fn memory_that_changes_meanwhile_arrives_as_it_was_at_the_stop() {
         assert!(seen.round >= 2 && seen.pages + seen.zero_pages >= PAGES);
         assert!(seen.bytes_sent > seen.pages * PAGE_SIZE && seen.bytes_left == 0);
         assert!(seen.downtime.is_some() && seen.forecast.is_some());
+    }
+}
+
+#[test]
+fn early_states_arrive_in_order_before_the_stop() {
+    for connections in [1, 3] {
+        let (mut source, mut destination) = (Guest::running(), Guest::new());
+        // More than the queue of the destination holds.
+        let states: VecDeque<Vec<u8>> = (1..=9).map(|n| vec![n; 100_000]).collect();
+        source.early = states.clone();
+        let (left, arrived) = move_simply(&mut source, &mut destination, connections);
+        assert!(matches!(left, Outcome::Destination), "{left:?}");
+        check_one_owner(&source, &destination, &left, &arrived);
+        assert!(destination.early == states);
+    }
+    for (source_fails, destination_fails) in [(Some("early"), None), (None, Some("take_early"))] {
+        let (mut source, mut destination) = (Guest::running(), Guest::new());
+        source.early = (1..=9).map(|n| vec![n; 100_000]).collect();
+        (source.fail, destination.fail) = (source_fails, destination_fails);
+        let (left, arrived) = move_simply(&mut source, &mut destination, 2);
+        check_one_owner(&source, &destination, &left, &arrived);
+        assert!(matches!(left, Outcome::Source { .. }), "{left:?}");
+        // The other end may see only that the connection is closed.
+        let (step, outcome) = match (source_fails, destination_fails) {
+            (Some(step), _) => (step, &left),
+            (_, step) => (step.unwrap(), &arrived),
+        };
+        assert!(format!("{outcome:?}").contains(step), "{outcome:?}");
     }
 }
 

@@ -21,7 +21,7 @@ use bellhop_api::machine::{
 use devices::virtio::block::disk::Disk;
 use vdpa_mgmt::pci::FormerDriver;
 use vmm::boot::{self, BootSource};
-use vmm::config::{DiskConfig, VdpaSource, VfioConfig, VmConfig};
+use vmm::config::{DeviceSource, DiskConfig, VfioConfig, VmConfig};
 use vmm::migration::connector;
 use vmm::sandbox::cgroup::Limits;
 use vmm::sandbox::namespaces::Access;
@@ -654,7 +654,7 @@ impl Host for Machines {
             // closes it again.
             let path = self.character_device_of(vm, &nic)?;
             let backup = self.backup_path(vm, &nic)?;
-            vdpa.push(nic.vdpa(VdpaSource::Path(path), backup));
+            vdpa.push(nic.vdpa(DeviceSource::Path(path), backup));
         }
         let listener: Vec<OwnedFd> = reception.listener.map(OwnedFd::from).into_iter().collect();
         let machine = record.running();

@@ -195,7 +195,7 @@ impl VmSpec {
                 .map_err(|error| Error::invalid(format!("vfio: {name}: {error}")))?;
             // The guest's device keeps its name, which may be the address here.
             function.id = Some(name.clone());
-            function.path = there.path;
+            function.source = there.source;
         }
         for nic in &mut spec.nics {
             *nic = nic.elsewhere(from, device(nic).as_ref())?;

@@ -1,4 +1,4 @@
-//! Inherited descriptors, as `--vdpa fd=N` names them.
+//! Inherited descriptors, as `--vdpa fd=N` and `--vfio fd=N` name them.
 //!
 //! Owns the conversion from a number on the command line to a descriptor that this process owns.
 
@@ -6,27 +6,35 @@ use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 
 use rustix::io::{Errno, FdFlags};
-use vmm::config::{DescriptorError, VdpaConfig};
+use vmm::config::{DescriptorError, VdpaConfig, VfioConfig};
 
 /// Standard input, output and error belong to this process.
 const FIRST: RawFd = 3;
 
-/// Takes the descriptors that `nics` name, each once. Must run before this process opens a
+/// Takes the descriptors that devices name, each once. Must run before this process opens a
 /// descriptor without close-on-exec.
-pub(super) fn take(nics: &mut [VdpaConfig]) -> Result<(), DescriptorError> {
+pub(super) fn take(
+    nics: &mut [VdpaConfig],
+    functions: &mut [VfioConfig],
+) -> Result<(), DescriptorError> {
     let mut taken = BTreeSet::new();
-    nics.iter_mut().try_for_each(|nic| {
-        nic.take_descriptor(|number| {
-            let number = RawFd::try_from(number)
-                .ok()
-                .filter(|number| *number >= FIRST)
-                .ok_or("cannot be inherited: inherited descriptors begin at 3")?;
-            if !taken.insert(number) {
-                return Err("already belongs to another NIC".to_owned());
-            }
-            own(number)
-        })
-    })
+    let mut take = |number| {
+        let number = RawFd::try_from(number)
+            .ok()
+            .filter(|number| *number >= FIRST)
+            .ok_or("cannot be inherited: inherited descriptors begin at 3")?;
+        if !taken.insert(number) {
+            return Err("already belongs to another device".to_owned());
+        }
+        own(number)
+    };
+    for nic in nics {
+        nic.take_descriptor(&mut take)?;
+    }
+    for function in functions {
+        function.take_descriptor(&mut take)?;
+    }
+    Ok(())
 }
 
 /// Takes ownership of an inherited descriptor, and sets close-on-exec.
@@ -67,7 +75,8 @@ mod tests {
     }
 
     fn refused(devices: &str) -> String {
-        let error = take(&mut config(devices).vdpa).unwrap_err();
+        let mut config = config(devices);
+        let error = take(&mut config.vdpa, &mut config.vfio).unwrap_err();
         let mut text = error.to_string();
         if let Some(cause) = std::error::Error::source(&error) {
             text.push_str(&cause.to_string());
@@ -94,6 +103,11 @@ mod tests {
                 format!("[[vdpa]]\nfd = {number}\nid = 'a'"),
                 "belongs to this process",
             ),
+            ("[[vfio]]\nfd = 1".to_owned(), "begin at 3"),
+            (
+                format!("[[vfio]]\nfd = {number}"),
+                "belongs to this process",
+            ),
         ] {
             let error = refused(&devices);
             assert!(error.contains(words), "{devices}: {error}");
@@ -104,11 +118,16 @@ mod tests {
 
     #[test]
     fn inherited_descriptors_are_taken_once_and_closed_if_unusable() {
-        let inherited = File::open("/dev/null").unwrap();
-        rustix::io::fcntl_setfd(&inherited, FdFlags::empty()).unwrap();
-        let number = inherited.into_raw_fd();
+        let inherit = || {
+            let inherited = File::open("/dev/null").unwrap();
+            rustix::io::fcntl_setfd(&inherited, FdFlags::empty()).unwrap();
+            inherited.into_raw_fd()
+        };
+        let number = inherit();
         let error = refused(&format!("[[vdpa]]\nfd = {number}\nid = 'a'"));
         assert!(error.contains("is not a vhost-vdpa device"), "{error}");
+        let error = refused(&format!("[[vfio]]\nfd = {}", inherit()));
+        assert!(error.contains("is not a device file of VFIO"), "{error}");
         let mut taken = BTreeSet::from([number]);
         assert!(!taken.insert(number));
     }

@@ -28,6 +28,7 @@ fn able() -> Rig {
     rig.model.state.lock().abilities = Abilities {
         moves: true,
         logs: true,
+        early: false,
     };
     rig
 }
@@ -194,7 +195,7 @@ fn functions_are_compared() {
         (
             Abilities {
                 moves: true,
-                logs: false,
+                ..Abilities::default()
             },
             "does not log",
         ),
@@ -223,6 +224,107 @@ fn writes_are_logged() {
     rig.model.set_fault(Some(Fault::TakeLog));
     device.take_log().unwrap_err();
     device.log_writes(false).unwrap();
+}
+
+/// A function in PRE_COPY, with all that it has handed out so far.
+fn early_source() -> (Rig, Arc<VfioPciDevice>, Vec<Vec<u8>>) {
+    let rig = able();
+    {
+        let mut state = rig.model.state.lock();
+        state.abilities.early = true;
+        (state.data, state.early) = ([DATA, b"of the source"].concat(), 7);
+    }
+    let device = rig.open().unwrap();
+    assert_eq!(device.read_early(9).unwrap(), b"");
+    device.log_writes(true).unwrap();
+    assert_eq!(phase(&rig), model::PRE_COPY);
+    let read = || Some(device.read_early(9).unwrap()).filter(|data| !data.is_empty());
+    let parts: Vec<Vec<u8>> = std::iter::from_fn(read).collect();
+    assert_eq!(parts.concat(), b"modelof");
+    assert_eq!(device.early(), 7);
+    (rig, device, parts)
+}
+
+/// A function that has this early data.
+fn early_destination(parts: &[Vec<u8>]) -> (Rig, Arc<VfioPciDevice>) {
+    let there = able();
+    let arrived = there.open().unwrap();
+    for part in parts {
+        arrived.load_early(part, MAX).unwrap();
+    }
+    assert_eq!(phase(&there), model::RESUMING);
+    (there, arrived)
+}
+
+#[test]
+fn early_data_precedes_the_rest() {
+    let (rig, device, parts) = early_source();
+    let (there, arrived) = early_destination(&parts);
+    let saved = device.save(MAX).unwrap();
+    assert_eq!(
+        (saved.early, saved.data.as_slice()),
+        (7, &b" the source"[..])
+    );
+    arrived.load(&saved).unwrap();
+    assert_eq!(there.model.state.lock().data, b"modelof the source");
+    // A second attempt, after a reset of the machine.
+    arrived.reset();
+    arrived.load(&saved).unwrap();
+    assert_eq!(there.model.state.lock().data, b"modelof the source");
+    arrived.start(&saved).unwrap();
+    assert_eq!(phase(&there), model::RUNNING);
+
+    // The guest stays: its function begins anew in the next attempt.
+    device.resume();
+    device.log_writes(false).unwrap();
+    assert_eq!(phase(&rig), model::RUNNING);
+    device.log_writes(true).unwrap();
+    assert_eq!((phase(&rig), device.early()), (model::PRE_COPY, 0));
+    device.log_writes(false).unwrap();
+    assert_eq!(phase(&rig), model::RUNNING);
+}
+
+#[test]
+fn early_data_of_a_function_that_was_reset_is_void() {
+    let (rig, device, parts) = early_source();
+    let (there, arrived) = early_destination(&parts);
+    device.write_config(0x04, &[6, 0]);
+    device.reset();
+    assert_eq!(
+        (phase(&rig), device.read_early(9).unwrap()),
+        (model::RUNNING, vec![])
+    );
+    rig.model.state.lock().data = [DATA, b"anew"].concat();
+    let saved = device.save(MAX).unwrap();
+    assert_eq!((saved.early, saved.data.as_slice()), (0, &b"modelanew"[..]));
+    arrived.load(&saved).unwrap();
+    assert_eq!(there.model.state.lock().data, b"modelanew");
+    arrived.start(&saved).unwrap();
+}
+
+#[test]
+fn early_data_that_is_lost_or_too_long_is_refused() {
+    let (rig, device, parts) = early_source();
+    let (_there, arrived) = early_destination(&parts[1..]);
+    let (_there, other) = early_destination(&parts);
+    other.load_early(&[0; MAX - 6], MAX).unwrap_err();
+    let saved = device.save(MAX).unwrap();
+    let error = arrived.load(&saved).unwrap_err().to_string();
+    assert!(error.contains("is lost"), "{error}");
+    device.resume();
+    drop((rig, device));
+
+    let rig = able();
+    rig.model.state.lock().abilities.early = true;
+    let device = rig.open().unwrap();
+    rig.model.set_fault(Some(Fault::Enter(model::PRE_COPY)));
+    device.log_writes(true).unwrap_err();
+    rig.model.set_fault(None);
+    device.log_writes(false).unwrap();
+    device.log_writes(true).unwrap();
+    (rig.model.state.lock().data, rig.model.state.lock().early) = (DATA.to_vec(), 3);
+    rig.model.set_fault(Some(Fault::ReadData));
+    device.read_early(9).unwrap_err();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::recorder::{Recorder, domains};
 use super::request::{Status, encode};
 use super::*;
 use crate::pci::PciFunction as _;
-use crate::testing::{FakeDoorbells, FakeVectors};
+use crate::testing::{FakeDeviceMappings, FakeVectors};
 use crate::virtio::pci::{KickPath, VirtioPciDevice};
 use crate::virtio::userspace_queue::driver::{BUFFERS, Driver, memory, readable, writable};
 
@@ -280,7 +280,7 @@ fn the_vcpu_that_kicks_finds_the_answer_when_its_store_returns() {
     let mut driver = Driver::new(&memory(), SIZE);
     let domains = Arc::new(Mutex::new(domains(true, MAPPINGS_MAX)));
     let iommu = Iommu::new(Arc::clone(&driver.memory), domains);
-    let doorbells = Arc::new(FakeDoorbells::default());
+    let doorbells = Arc::new(FakeDeviceMappings::default());
     let vectors = FakeVectors::new(3);
     let device = VirtioPciDevice::new(Box::new(iommu), &vectors, doorbells.clone()).unwrap();
     device.bar_moved(0, Some(0xe000_0000));
@@ -324,7 +324,7 @@ fn the_vcpu_that_kicks_finds_the_answer_when_its_store_returns() {
 #[test]
 fn a_device_that_is_not_behind_an_iommu_does_not_enter() {
     let iommu = Iommu::new(memory(), Arc::new(Mutex::new(domains(true, 1))));
-    let doorbells = Arc::new(FakeDoorbells::default());
+    let doorbells = Arc::new(FakeDeviceMappings::default());
     let device = VirtioPciDevice::new(Box::new(iommu), &FakeVectors::new(3), doorbells);
     let device = Arc::new(device.unwrap());
     // Its own IOMMU, for instance.

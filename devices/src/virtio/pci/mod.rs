@@ -59,7 +59,7 @@ use self::transport::Transport;
 use super::backend::{Backend, Event};
 use super::iommu::SharedDomains;
 use crate::Error;
-use crate::hypervisor::{Doorbells, MsiVectors};
+use crate::hypervisor::{DeviceMappings, MsiVectors};
 use crate::pci::{Bar, Msix, PciFunction};
 
 /// A virtio device as a PCI function; see the module.
@@ -84,7 +84,7 @@ impl VirtioPciDevice {
     pub fn new(
         mut backend: Box<dyn Backend>,
         vectors: &dyn MsiVectors,
-        doorbells: Arc<dyn Doorbells>,
+        doorbells: Arc<dyn DeviceMappings>,
     ) -> Result<Self, Error> {
         let device_type = backend.device_type();
         let device_id = layout::device_id(device_type).ok_or_else(|| {

@@ -28,7 +28,7 @@ use tracing::{error, warn};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::layout::{NOTIFY, NOTIFY_STRIDE};
-use crate::hypervisor::{DevicePages, Doorbells};
+use crate::hypervisor::{DeviceMappings, DevicePages};
 
 /// Creates one eventfd per queue, with counter 0.
 pub(super) fn kicks(queues: u16) -> io::Result<Vec<Arc<EventFd>>> {
@@ -82,7 +82,7 @@ struct NotifyPage {
 
 impl NotifyPage {
     /// Makes the current target the wanted one.
-    fn settle(&mut self, queue: usize, kick: &EventFd, doorbells: &dyn Doorbells) {
+    fn settle(&mut self, queue: usize, kick: &EventFd, doorbells: &dyn DeviceMappings) {
         let wanted = self.doorbell.clone().filter(|_| !self.was_read);
         let place = self.address.filter(|_| wanted.is_some());
         if let (Some(address), Some(doorbell), None) = (place, wanted, self.doorbell_at) {
@@ -144,7 +144,7 @@ impl NotifyPage {
 /// The notify pages of all queues; see the module.
 #[derive(Debug)]
 pub(super) struct NotifyDoorbells {
-    doorbells: Arc<dyn Doorbells>,
+    doorbells: Arc<dyn DeviceMappings>,
     kicks: Vec<Arc<EventFd>>,
     /// By queue.
     pages: Vec<NotifyPage>,
@@ -153,7 +153,7 @@ pub(super) struct NotifyDoorbells {
 impl NotifyDoorbells {
     /// The queues in `inline` get no eventfd.
     pub(super) fn new(
-        doorbells: Arc<dyn Doorbells>,
+        doorbells: Arc<dyn DeviceMappings>,
         kicks: Vec<Arc<EventFd>>,
         inline: &[usize],
     ) -> Self {

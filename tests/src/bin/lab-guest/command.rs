@@ -44,9 +44,9 @@
 //! * `vfio-refused [NIC]`: negotiates without ACCESS_PLATFORM, and prints whether the device
 //!   refuses.
 //! * `vfio-off`: gives the NIC back to the kernel; `up` brings it up.
-//! * `mover-on MICROSECONDS`: has the function whose state can move write pages, each with an
+//! * `mover-on MICROSECONDS`: has the functions whose state can move write pages, each with an
 //!   interrupt, until `mover-off`. The guest has one processor.
-//! * `mover-off`: ends that and prints the totals of driver and function.
+//! * `mover-off`: ends that and prints the totals of each driver and function.
 //! * `processors`: prints the topology and features of the processors.
 //! * `memory-check MIB`: writes a pattern to this much memory, verifies it, and prints the memory's
 //!   location.

@@ -9,7 +9,7 @@ fn vdpa_options_as_people_type_them() {
     let vdpa: VdpaConfig = "path=/dev/vhost-vdpa-0,num_queues=3,mac=52:54:00:12:34:56"
         .parse()
         .unwrap();
-    assert_eq!(vdpa.source, VdpaSource::Path("/dev/vhost-vdpa-0".into()));
+    assert_eq!(vdpa.source, DeviceSource::Path("/dev/vhost-vdpa-0".into()));
     assert_eq!(vdpa.num_queues, Some(3));
     assert_eq!(vdpa.doorbell, DoorbellMode::Auto);
     assert_eq!(vdpa.mac.unwrap().to_string(), "52:54:00:12:34:56");

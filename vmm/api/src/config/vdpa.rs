@@ -1,22 +1,8 @@
-//! A vDPA device in a VM's configuration: its path, or an open descriptor.
-//!
-//! JSON, TOML and a command line can only contain the number of a descriptor. This module owns the
-//! conversion from that number to the descriptor. It must not know how descriptors are passed.
-//!
-//! ```text
-//!   {"path": P} ──> Path(P) ───────────────────────────────┐
-//!                                                          ├──> the VM opens or takes it
-//!   {"fd": N} ──> Number(N) ─ VdpaConfig::take_descriptor ─> Descriptor ┘        │
-//!                    │ not taken: the VM rejects it                              │ release()
-//!                                                          Path(as opened) <─────┘
-//! ```
+//! A vDPA device in a VM's configuration.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use devices::virtio::vdpa::DoorbellMode;
 use serde::{Deserialize, Serialize};
@@ -24,6 +10,7 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 use vdpa::device::check_fd;
 
+use super::source::{DescriptorError, DeviceSource};
 use super::{MacAddress, schema};
 
 /// A vDPA device for the guest.
@@ -31,7 +18,7 @@ use super::{MacAddress, schema};
 #[serde(try_from = "VdpaFields", into = "VdpaFields")]
 pub struct VdpaConfig {
     /// The device.
-    pub source: VdpaSource,
+    pub source: DeviceSource,
     /// A name for messages; the default is the file's name. Required for a descriptor.
     pub id: Option<String>,
     /// The MAC address that the guest sees; the default is the device's own.
@@ -58,139 +45,32 @@ pub struct VdpaConfig {
     pub backup: Option<PathBuf>,
 }
 
-/// The source of a vDPA device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum VdpaSource {
-    /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`.
-    Path(PathBuf),
-    /// The number of a descriptor that has not been taken yet. In a request it is the index among
-    /// the passed descriptors. On a command line or in a configuration file it is an inherited
-    /// descriptor. A VM rejects it.
-    Number(u32),
-    /// An open vhost-vdpa device.
-    Descriptor(VdpaDescriptor),
-}
-
-/// A verified vhost-vdpa device that another process opened. Clones share the open file. Two are
-/// equal only if they are clones.
-#[derive(Clone)]
-pub struct VdpaDescriptor {
-    fd: Arc<OwnedFd>,
-    path: PathBuf,
-}
-
-impl fmt::Debug for VdpaDescriptor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("VdpaDescriptor").field(&self.path).finish()
-    }
-}
-
-impl PartialEq for VdpaDescriptor {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.fd, &other.fd)
-    }
-}
-
-impl Eq for VdpaDescriptor {}
-
-impl VdpaDescriptor {
-    /// Takes a descriptor after verifying that it is a vhost-vdpa device that is open for reading
-    /// and writing. Any other descriptor is closed. The device does not change.
-    ///
-    /// # Errors
-    /// As [`check_fd`].
-    pub fn new(fd: OwnedFd) -> Result<Self, vdpa::Error> {
-        let path = check_fd(fd.as_fd())?;
-        Ok(Self {
-            fd: Arc::new(fd),
-            path,
-        })
-    }
-
-    /// The path at which the device was opened, as the kernel reports it. Since then the path may
-    /// have got another file, or none.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Duplicates the descriptor of the open file.
-    ///
-    /// # Errors
-    /// The process has no free descriptor.
-    pub fn duplicate(&self) -> io::Result<OwnedFd> {
-        self.fd.try_clone()
-    }
-}
-
-/// Why a number in a configuration yields no descriptor.
-#[derive(Debug, thiserror::Error)]
-pub enum DescriptorError {
-    /// The device has no name, which a descriptor requires.
-    #[error("the NIC with fd={0} needs an id")]
-    NoName(u32),
-    /// There is no such descriptor for a migration, or the request names it twice.
-    #[error("fd={number} of the migration {reason}")]
-    Migration {
-        /// The requested number.
-        number: u32,
-        /// Why the descriptor is not available.
-        reason: String,
-    },
-    /// There is no such descriptor, or another NIC has it.
-    #[error("fd={number} of NIC {id} {reason}")]
-    Missing {
-        /// The NIC.
-        id: String,
-        /// The requested number.
-        number: u32,
-        /// Why the descriptor is not available.
-        reason: String,
-    },
-    /// The descriptor is no usable vhost-vdpa device.
-    #[error("fd={number} of NIC {id} cannot be used")]
-    Unusable {
-        /// The NIC.
-        id: String,
-        /// The requested number.
-        number: u32,
-        /// The result of the verification.
-        #[source]
-        source: vdpa::Error,
-    },
-}
-
 impl VdpaConfig {
     /// The name of the device in the VM.
     #[must_use]
     pub fn name(&self) -> String {
-        let path = match &self.source {
-            _ if self.id.is_some() => return self.id.clone().unwrap_or_default(),
-            VdpaSource::Number(number) => return format!("fd{number}"),
-            VdpaSource::Path(path) => path,
-            VdpaSource::Descriptor(descriptor) => &descriptor.path,
-        };
-        let name = path.file_name().unwrap_or(path.as_os_str());
-        name.to_string_lossy().into_owned()
+        self.id.clone().unwrap_or_else(|| self.source.name())
     }
 
     /// The device's path as far as known, for messages.
     #[must_use]
     pub fn shown_path(&self) -> Cow<'_, str> {
-        match &self.source {
-            VdpaSource::Path(path) => path.to_string_lossy(),
-            VdpaSource::Descriptor(descriptor) => descriptor.path.to_string_lossy(),
-            VdpaSource::Number(number) => format!("fd={number}").into(),
-        }
+        self.source.shown()
     }
 
     /// Whether this is the device at `path`, as far as paths identify it.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
-        match &self.source {
-            VdpaSource::Path(own) => own == path,
-            VdpaSource::Descriptor(descriptor) => descriptor.path == path,
-            VdpaSource::Number(_) => false,
+        self.source.path() == Some(path)
+    }
+
+    /// A copy without a descriptor. A device opens only once, so it is busy while any process holds
+    /// it.
+    #[must_use]
+    pub fn released(&self) -> Self {
+        Self {
+            source: self.source.released(),
+            ..self.clone()
         }
     }
 
@@ -203,37 +83,11 @@ impl VdpaConfig {
         &mut self,
         take: impl FnOnce(u32) -> Result<OwnedFd, String>,
     ) -> Result<(), DescriptorError> {
-        let VdpaSource::Number(number) = self.source else {
+        let Some(number) = self.source.number() else {
             return Ok(());
         };
-        let id = self.id.clone().ok_or(DescriptorError::NoName(number))?;
-        let fd = match take(number) {
-            Ok(fd) => fd,
-            Err(reason) => return Err(DescriptorError::Missing { id, number, reason }),
-        };
-        let descriptor = VdpaDescriptor::new(fd).map_err(|source| DescriptorError::Unusable {
-            id,
-            number,
-            source,
-        })?;
-        self.source = VdpaSource::Descriptor(descriptor);
-        Ok(())
-    }
-
-    /// Drops the descriptor and keeps the device's path. A device opens only once, so it is busy
-    /// while any process holds it.
-    pub fn release(&mut self) {
-        if let VdpaSource::Descriptor(descriptor) = &self.source {
-            self.source = VdpaSource::Path(descriptor.path.clone());
-        }
-    }
-
-    /// A copy without a descriptor.
-    #[must_use]
-    pub fn released(&self) -> Self {
-        let mut copy = self.clone();
-        copy.release();
-        copy
+        let id = self.id.as_ref().ok_or(DescriptorError::NoName(number))?;
+        self.source.take(&format!("NIC {id}"), take, check_fd)
     }
 }
 
@@ -304,13 +158,13 @@ impl TryFrom<VdpaFields> for VdpaConfig {
     type Error = FieldsError;
 
     fn try_from(fields: VdpaFields) -> Result<Self, FieldsError> {
+        let reason = if fields.path.is_none() {
+            FieldsError::Neither
+        } else {
+            FieldsError::Both
+        };
         let config = Self {
-            source: match (fields.path, fields.fd) {
-                (Some(path), None) => VdpaSource::Path(path),
-                (None, Some(number)) => VdpaSource::Number(number),
-                (None, None) => return Err(FieldsError::Neither),
-                (Some(_), Some(_)) => return Err(FieldsError::Both),
-            },
+            source: DeviceSource::of(fields.path, fields.fd).ok_or(reason)?,
             id: fields.id,
             mac: fields.mac,
             mac_lock: fields.mac_lock,
@@ -330,14 +184,9 @@ impl TryFrom<VdpaFields> for VdpaConfig {
 
 impl From<VdpaConfig> for VdpaFields {
     fn from(config: VdpaConfig) -> Self {
-        let (path, fd) = match config.source {
-            VdpaSource::Path(path) => (Some(path), None),
-            VdpaSource::Descriptor(descriptor) => (Some(descriptor.path), None),
-            VdpaSource::Number(number) => (None, Some(number)),
-        };
         Self {
-            path,
-            fd,
+            path: config.source.path().map(Path::to_owned),
+            fd: config.source.number(),
             id: config.id,
             mac: config.mac,
             mac_lock: config.mac_lock,
@@ -376,7 +225,7 @@ mod tests {
     #[test]
     fn a_device_has_a_path_or_a_descriptor() {
         let read = |text: &str| text.parse::<VdpaConfig>();
-        assert_eq!(read("fd=5,id=a").unwrap().source, VdpaSource::Number(5));
+        assert_eq!(read("fd=5,id=a").unwrap().source, DeviceSource::Number(5));
         for (text, words) in [
             ("path=a,fd=5", ["`path`", "`fd`"]),
             ("id=a", ["`path`", "`fd`"]),
@@ -408,7 +257,7 @@ mod tests {
         let error = config.take_descriptor(|_| file()).unwrap_err();
         assert!(matches!(error, DescriptorError::Unusable { .. }), "{error}");
         // Unchanged: another attempt may follow.
-        assert_eq!(config.source, VdpaSource::Number(0));
+        assert_eq!(config.source, DeviceSource::Number(0));
         let mut nameless: VdpaConfig = "fd=0".parse().unwrap();
         let error = nameless.take_descriptor(|_| file()).unwrap_err();
         assert!(matches!(error, DescriptorError::NoName(0)));

@@ -32,7 +32,7 @@ impl VfioSummary {
         Self {
             id: config.name(),
             state: PlugPhase::Configured,
-            path: config.path.to_string_lossy().into_owned(),
+            path: config.source.shown().into_owned(),
             allow_pf: config.allow_pf,
             standby: config.standby.clone(),
             address: None,

@@ -3,17 +3,18 @@
 use std::os::fd::OwnedFd;
 
 use crate::api::error::ApiError;
-use crate::config::{DescriptorError, VdpaConfig};
+use crate::config::{DescriptorError, VdpaConfig, VfioConfig};
 use crate::http::HttpError;
 use crate::http::descriptors::Received;
 
-/// Assigns each of `nics` the descriptor that it names, among those of the request. The request's
-/// body must have arrived. The other descriptors are closed.
+/// Assigns each device the descriptor that it names, among those of the request. The request's body
+/// must have arrived. The other descriptors are closed.
 pub(super) fn give<'a>(
     received: &Received,
     nics: impl IntoIterator<Item = &'a mut VdpaConfig>,
+    functions: impl IntoIterator<Item = &'a mut VfioConfig>,
 ) -> Result<(), ApiError> {
-    Descriptors::of(received)?.give(nics)
+    Descriptors::of(received)?.give(nics, functions)
 }
 
 /// The descriptors of a request whose body has arrived. Those that are not taken are closed.
@@ -26,13 +27,17 @@ impl Descriptors {
         Ok(Self(all.into_iter().map(Some).collect()))
     }
 
-    /// Assigns each of `nics` the descriptor that it names.
+    /// Assigns each device the descriptor that it names.
     pub(super) fn give<'a>(
         &mut self,
         nics: impl IntoIterator<Item = &'a mut VdpaConfig>,
+        functions: impl IntoIterator<Item = &'a mut VfioConfig>,
     ) -> Result<(), ApiError> {
         for nic in nics {
             nic.take_descriptor(|number| self.with_index(number))?;
+        }
+        for function in functions {
+            function.take_descriptor(|number| self.with_index(number))?;
         }
         Ok(())
     }
@@ -44,7 +49,12 @@ impl Descriptors {
         };
         let taken = self.with_index(number);
         Ok(Some(taken.map_err(|reason| {
-            DescriptorError::Migration { number, reason }
+            let user = "the migration".to_owned();
+            DescriptorError::Missing {
+                user,
+                number,
+                reason,
+            }
         })?))
     }
 

@@ -116,7 +116,7 @@ pub(super) async fn begin(
         MigrationRequest::Receive(mut config) => {
             let mut descriptors = Descriptors::of(&received)?;
             let listening = descriptors.take(config.fd)?;
-            descriptors.give(&mut config.vdpa)?;
+            descriptors.give(&mut config.vdpa, &mut config.vfio)?;
             api.before_boot("a process with a machine cannot receive another one")?;
             let arriving = on_worker(move || Arriving::new(config, listening)).await??;
             api.receive(arriving)?

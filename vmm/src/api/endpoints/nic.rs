@@ -17,7 +17,7 @@ use super::pluggable::Known;
 use super::state::Api;
 use super::{descriptors, pluggable};
 use crate::api::error::ApiError;
-use crate::config::{DoorbellMode, VdpaConfig, VdpaSource};
+use crate::config::{DeviceSource, DoorbellMode, VdpaConfig};
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::parameters::DeviceName;
@@ -92,11 +92,11 @@ impl From<Known<VdpaConfig>> for NicInfo {
 }
 
 /// The device in a change, if it has one.
-fn source(change: &NicChange) -> Result<Option<VdpaSource>, HttpError> {
+fn source(change: &NicChange) -> Result<Option<DeviceSource>, HttpError> {
     match (&change.path, change.fd) {
         (None, None) => Ok(None),
-        (Some(path), None) => Ok(Some(VdpaSource::Path(path.clone()))),
-        (None, Some(number)) => Ok(Some(VdpaSource::Number(number))),
+        (Some(path), None) => Ok(Some(DeviceSource::Path(path.clone()))),
+        (None, Some(number)) => Ok(Some(DeviceSource::Number(number))),
         (Some(_), Some(_)) => Err(HttpError::Invalid {
             at: String::new(),
             reason: "both `path` and `fd` are given: give one of them".to_owned(),
@@ -177,7 +177,7 @@ pub(super) async fn put(
 ) -> Result<Response, ApiError> {
     // A device that arrives as a descriptor has no other name.
     wanted.id.get_or_insert_with(|| id.clone());
-    descriptors::give(&received, [&mut wanted])?;
+    descriptors::give(&received, [&mut wanted], [])?;
     pluggable::put(&api, id, wanted).await
 }
 
@@ -211,7 +211,7 @@ pub(super) async fn change(
     JsonBody(change): JsonBody<NicChange>,
 ) -> Result<Json<NicInfo>, ApiError> {
     let mut device = source(&change)?.map(|source| on_device(&id, source));
-    descriptors::give(&received, &mut device)?;
+    descriptors::give(&received, &mut device, [])?;
     // Before any device moves.
     if let (Some(device), Some(backup)) = (&device, &change.backup) {
         check_backup(device, backup.as_deref())?;
@@ -250,7 +250,7 @@ fn check_backup(nic: &VdpaConfig, backup: Option<&Path>) -> Result<(), RequestEr
 }
 
 /// A NIC with this device and default settings.
-fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
+fn on_device(id: &str, source: DeviceSource) -> VdpaConfig {
     VdpaConfig {
         source,
         id: Some(id.to_owned()),
@@ -269,7 +269,7 @@ fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
 fn change_devices(
     machine: &Handle,
     id: &str,
-    source: Option<VdpaSource>,
+    source: Option<DeviceSource>,
     backup: Option<Option<PathBuf>>,
 ) -> Result<Option<NicStatus>, RequestError> {
     let moved = source.map(|source| swap(machine, id, source)).transpose()?;
@@ -280,7 +280,7 @@ fn change_devices(
 }
 
 /// Moves a NIC of a running VM to another device.
-fn swap(machine: &Handle, id: &str, source: VdpaSource) -> Result<NicStatus, RequestError> {
+fn swap(machine: &Handle, id: &str, source: DeviceSource) -> Result<NicStatus, RequestError> {
     let config = match machine.nic(id) {
         Some(nic) => VdpaConfig {
             source,

@@ -103,7 +103,7 @@ impl Kind for VfioConfig {
     }
 
     fn plugged(&self) -> Self {
-        self.clone()
+        self.released()
     }
 
     fn find(machine: &Handle, id: &str) -> Option<VfioStatus> {

@@ -38,7 +38,7 @@ pub(super) async fn restore(
         allow_paths,
         paused,
     } = wanted;
-    descriptors::give(&received, &mut vdpa)?;
+    descriptors::give(&received, &mut vdpa, [])?;
     api.before_boot("restore a machine before it starts")?;
     let opened = on_worker(move || {
         let mut snapshot = Snapshot::open(&path)?;

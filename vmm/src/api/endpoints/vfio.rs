@@ -11,12 +11,14 @@ use bellhop_api::machine::{VfioArea, VfioFunctionInfo, VfioInfo, VfioSummary};
 use bellhop_api::responses::{BusyErrors, HostErrors, NameErrors, NamedBodyErrors};
 use devices::vfio::FunctionDescription;
 
+use super::descriptors;
 use super::pluggable::{self, Known};
 use super::state::Api;
 use crate::api::controller::Controller;
 use crate::api::error::ApiError;
 use crate::config::VfioConfig;
 use crate::http::body::JsonBody;
+use crate::http::descriptors::Received;
 use crate::http::parameters::DeviceName;
 use crate::machine::{RequestError, VfioStatus};
 
@@ -135,8 +137,12 @@ pub(super) async fn show(
 pub(super) async fn put(
     State(api): Api,
     DeviceName(id): DeviceName,
-    JsonBody(wanted): JsonBody<VfioConfig>,
+    received: Received,
+    JsonBody(mut wanted): JsonBody<VfioConfig>,
 ) -> Result<Response, ApiError> {
+    // For messages.
+    wanted.id.get_or_insert_with(|| id.clone());
+    descriptors::give(&received, [], [&mut wanted])?;
     pluggable::put(&api, id, wanted).await
 }
 

@@ -27,10 +27,10 @@ pub(super) async fn show(State(api): Api) -> Json<VmStatus> {
 ///
 /// Replaces the whole configuration. Nothing is opened yet.
 ///
-/// A vDPA device given as `fd` is a descriptor in the request (SCM_RIGHTS). The process keeps the
-/// descriptors until the machine starts or its configuration is replaced. A start consumes them:
-/// after a failed start, send them again. A device opens once, so the client closes its own
-/// descriptor after the response.
+/// A vDPA device or a function by VFIO given as `fd` is a descriptor in the request (SCM_RIGHTS).
+/// The process keeps the descriptors until the machine starts or its configuration is replaced. A
+/// start consumes them: after a failed start, send them again. A device opens once, so the client
+/// closes its own descriptor after the response.
 #[utoipa::path(put, path = "/v1/vm", operation_id = "put_vm", request_body = VmConfig, responses(
     (status = 204, description = "The machine has this configuration"),
     BodyErrors, StateErrors,
@@ -40,7 +40,7 @@ pub(super) async fn configure(
     received: Received,
     JsonBody(mut config): JsonBody<VmConfig>,
 ) -> Result<StatusCode, ApiError> {
-    descriptors::give(&received, &mut config.vdpa)?;
+    descriptors::give(&received, &mut config.vdpa, &mut config.vfio)?;
     api.configure(config)?;
     Ok(StatusCode::NO_CONTENT)
 }

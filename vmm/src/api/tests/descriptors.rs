@@ -161,6 +161,36 @@ fn a_nic_has_a_path_or_a_descriptor() {
 }
 
 #[test]
+fn a_function_comes_as_its_own_file_or_not() {
+    let served = Served::new("function");
+    let mut stream = served.connect();
+    let null = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .unwrap();
+    let body = json!({ "kernel": "/k", "vfio": [{ "fd": 0, "id": "vf" }] });
+    let words = "fd=0 of VFIO device vf did not come with the request: 0 came";
+    refused(&mut stream, &body, &[], words);
+    let words = "/dev/null is not a device file of VFIO";
+    refused(&mut stream, &body, &[null.as_fd()], words);
+    // One descriptor for two devices.
+    let twice = json!({
+        "kernel": "/k",
+        "vdpa": [{ "path": "/a" }],
+        "vfio": [{ "host": "0000:03:10.1" }, { "fd": 1, "id": "vf" }],
+    });
+    refused(&mut stream, &twice, &[null.as_fd()], "1 came");
+    drop(stream);
+    let inside = Inside::new(None);
+    inside.done("PUT", "/v1/vm", r#"{"kernel": "/k"}"#);
+    let (at, refusal) = ("/v1/vm/vfio/a", (422, "bad_descriptor"));
+    let answer = inside.refused("PUT", at, r#"{"fd": 0}"#, refusal);
+    let text = answer.to_string();
+    assert!(text.contains("fd=0 of VFIO device a"), "{text}");
+}
+
+#[test]
 fn a_migration_waits_at_the_socket_that_came_with_its_request() {
     let served = Served::new("listener");
     let mut stream = served.connect();

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bellhop_api::machine::{AlarmInfo, AlarmKind};
-use devices::hypervisor::Doorbells;
+use devices::hypervisor::DeviceMappings;
 use devices::pci::{PciFunction, Slot};
 use devices::vfio::{FunctionDescription, VfioPciDevice};
 use devices::virtio::backend::Event;
@@ -98,8 +98,8 @@ impl DeviceManager {
         let number = self.free_number()?;
         let translation = host.translation();
         let slot = self.choose_slot(&id, translation.is_some(), slot)?;
-        let doorbells: Arc<dyn Doorbells> = self.doorbells.clone();
-        let device = VfioPciDevice::new(host, &self.msi, doorbells)
+        let mappings: Arc<dyn DeviceMappings> = self.mappings.clone();
+        let device = VfioPciDevice::new(host, &self.msi, mappings)
             .map(Arc::new)
             .map_err(|source| {
                 Error::unusable(format!("cannot use VFIO device {id}")).because(source)

@@ -15,7 +15,7 @@ use super::super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState,
 use super::attached::Attached;
 use super::{DeviceManager, poll, unpoll};
 use crate::Error;
-use crate::config::{VdpaConfig, VdpaSource};
+use crate::config::{DeviceSource, VdpaConfig};
 use crate::event_loop::EventLoop;
 use crate::host::numa_warning;
 
@@ -110,7 +110,7 @@ impl DeviceManager {
         let removable = self.entries.get_mut(&number)?.removable.as_mut()?;
         let (nic, to) = removable.backup()?;
         let config = VdpaConfig {
-            source: VdpaSource::Path(to.to_owned()),
+            source: DeviceSource::Path(to.to_owned()),
             backup: None,
             ..nic.clone()
         };

@@ -7,9 +7,12 @@ use devices::pci::Slot;
 use devices::vfio::{FunctionView, VfioPciDevice};
 
 use super::super::error::{NotMovable, RequestError, SnapshotError};
-use super::super::saved::{FUNCTIONS_MAX, SavedFunction};
+use super::super::saved::{EARLY_MAX, EarlyState, FUNCTIONS_MAX, SavedFunction};
 use super::DeviceManager;
 use super::attached::Attached;
+
+/// Bytes of early data in one message. With the name they fit into a frame.
+const EARLY_CHUNK: usize = 512 << 10;
 
 impl DeviceManager {
     fn vfio(&self) -> impl Iterator<Item = (&str, Slot, &VfioPciDevice)> {
@@ -54,6 +57,47 @@ impl DeviceManager {
     ) -> Option<Result<(), devices::Error>> {
         let (_, _, device) = self.vfio().find(|(other, ..)| *other == id)?;
         Some(device.adopt(view))
+    }
+
+    /// Returns the next early data of a function, as a message. `None`: no function has some now.
+    ///
+    /// # Errors
+    /// A driver does not return it.
+    pub(in super::super) fn early_state(&self) -> Result<Option<Vec<u8>>, RequestError> {
+        for (id, _, device) in self.vfio() {
+            let given = usize::try_from(device.early()).unwrap_or(usize::MAX);
+            let room = EARLY_MAX.saturating_sub(given).min(EARLY_CHUNK);
+            let failed = |source| RequestError::Save {
+                id: id.to_owned(),
+                source,
+            };
+            let data = match room {
+                0 => continue,
+                _ => device.read_early(room).map_err(failed)?,
+            };
+            if !data.is_empty() {
+                let state = EarlyState { id, data: &data };
+                let state = postcard::to_allocvec(&state).map_err(SnapshotError::Early)?;
+                return Ok(Some(state));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives early data, as [`DeviceManager::early_state`] returned it, to its function.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]: it is malformed, there is no such function, or its driver refuses it.
+    pub(in super::super) fn load_early(&self, state: &[u8]) -> Result<(), SnapshotError> {
+        let EarlyState { id, data } = postcard::from_bytes(state).map_err(SnapshotError::Early)?;
+        let found = self.vfio().find(|(other, ..)| *other == id);
+        let (_, _, device) = found.ok_or_else(|| SnapshotError::NoDevice(id.to_owned()))?;
+        device
+            .load_early(data, EARLY_MAX)
+            .map_err(|source| SnapshotError::Device {
+                id: id.to_owned(),
+                source,
+            })
     }
 
     /// Stops all functions and returns their states. The vCPUs are parked.

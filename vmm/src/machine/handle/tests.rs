@@ -8,7 +8,7 @@ use devices::pci::Slot;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::config::VdpaSource;
+use crate::config::DeviceSource;
 use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
 use crate::machine::error::WAITING_MAX;
@@ -40,7 +40,7 @@ fn nic(id: &str, serial: u64) -> NicStatus {
 
 fn config(path: &str) -> VdpaConfig {
     VdpaConfig {
-        source: VdpaSource::Path(path.into()),
+        source: DeviceSource::Path(path.into()),
         id: Some("nic".to_owned()),
         mac: None,
         mac_lock: false,

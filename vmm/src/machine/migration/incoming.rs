@@ -20,7 +20,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::compat::{self, Document, Here, MemoryMax};
 use super::{Direction, Migration, MigrationEnd, ReceiveConfig, load_tls};
-use crate::config::{VdpaSource, VmConfig};
+use crate::config::{DeviceSource, VmConfig};
 use crate::console::{Console, TerminalConsole};
 use crate::event_loop::{EventLoop, Ready, Token};
 use crate::kvm::saved::ClockPolicy;
@@ -291,17 +291,22 @@ impl DestinationMachine for IncomingMigration<'_> {
     fn try_out(&mut self, hello: &Hello) -> Result<Vec<RamRange>, Vec<Refusal>> {
         // A device that is open belongs to its owner until it is closed (VHOST_SET_OWNER,
         // linux/vhost.h).
-        let nics = self.arriving.config.vdpa.iter();
-        let once = nics.filter(|nic| matches!(nic.source, VdpaSource::Descriptor(_)));
+        let config = &self.arriving.config;
+        let nics = config.vdpa.iter();
+        let nics = nics.map(|nic| (&nic.source, format!("NIC {}", nic.name())));
+        let functions = config.vfio.iter();
+        let functions = functions.map(|one| (&one.source, format!("VFIO device {}", one.name())));
+        let devices = nics.chain(functions);
+        let once = devices.filter(|(source, _)| matches!(source, DeviceSource::Descriptor(_)));
         let refusals: Vec<Refusal> = once
-            .map(|nic| Refusal {
-                what: format!("a trial with the NIC {}", nic.name()),
+            .map(|(_, device)| Refusal {
+                what: format!("a trial with the {device}"),
                 source: "requested".to_owned(),
                 destination: "not possible (its device came as a descriptor, which serves one \
                               machine)"
                     .to_owned(),
                 remedy: "migrate without a trial, or have the destination wait with its path: \
-                         --vdpa path=…"
+                         path=… or host=…"
                     .to_owned(),
             })
             .collect();
@@ -311,6 +316,13 @@ impl DestinationMachine for IncomingMigration<'_> {
         // Dropped at once, with everything that it opened.
         let machine = self.build(hello, |_| no_console())?;
         Ok(RamImage::new(&machine.ram).ranges())
+    }
+
+    fn take_early(&mut self, state: &[u8]) -> Result<(), migration::MachineError> {
+        match &self.machine {
+            Some((machine, _)) => Ok(machine.device_manager.load_early(state)?),
+            None => Err("there is no machine for an early state".into()),
+        }
     }
 
     fn restore(&mut self, mut state: &[u8]) -> Result<(), migration::MachineError> {

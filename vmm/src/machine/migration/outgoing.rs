@@ -270,6 +270,14 @@ impl SourceMachine for OutgoingMigration<'_> {
         }
     }
 
+    fn early(&mut self) -> Result<Option<Vec<u8>>, MachineError> {
+        if self.offer.document.functions.is_empty() {
+            return Ok(None);
+        }
+        let early = |machine: &mut Machine| machine.device_manager.early_state();
+        Ok(self.handle.on_vmm_thread(early)??)
+    }
+
     fn stop(&mut self) -> Result<(), MachineError> {
         let stopped = self.handle.on_vmm_thread(Machine::stop_to_leave)??;
         self.migration.stopped(stopped.in_flight);

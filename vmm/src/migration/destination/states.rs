@@ -13,6 +13,7 @@
 //! reports so.
 
 use std::io;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use parking_lot::Mutex;
 
 use super::acceptor::Acceptor;
 use crate::migration::channel::{Channel, Connection, Halt, Wait};
-use crate::migration::error::{MigrationError, Phase};
+use crate::migration::error::{MachineError, MigrationError, Phase};
 use crate::migration::progress::Progress;
 use crate::migration::protocol::{
     CONNECTION_UNKNOWN, Hello, Message, MigrationSecret, Refusal, Session,
@@ -34,6 +35,8 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a peer with a wrong secret keeps its place among those that are asked at once. So 128
 /// guesses per second are possible.
 const GUESS_DELAY: Duration = Duration::from_millis(250);
+/// Early states that wait for the machine, each of at most 1 MiB.
+const EARLY_QUEUE: usize = 4;
 /// How long a further connection may take to send JOIN.
 const JOIN_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -174,7 +177,8 @@ pub struct Accepted<C> {
 
 impl<C: Connection> Accepted<C> {
     /// Waits up to `wait` for the further connections, and receives all rounds and then the state.
-    /// `accept` returns [`WouldBlock`](std::io::ErrorKind::WouldBlock) now and then.
+    /// `accept` returns [`WouldBlock`](std::io::ErrorKind::WouldBlock) now and then. `early` takes
+    /// early states, on this thread.
     ///
     /// # Errors
     /// [`MigrationError`]; the source owns the guest, and the content of guest RAM is undefined.
@@ -183,9 +187,10 @@ impl<C: Connection> Accepted<C> {
         accept: &mut dyn FnMut() -> io::Result<C>,
         wait: Duration,
         room: &Room<'_>,
+        early: &mut dyn FnMut(&[u8]) -> Result<(), MachineError>,
     ) -> Result<Restoring<C>, MigrationError> {
         let result = self
-            .memory(accept, wait, room)
+            .memory(accept, wait, room, early)
             .and_then(|()| self.state(room.state_max));
         match result {
             Ok(state) => Ok(Restoring {
@@ -204,6 +209,7 @@ impl<C: Connection> Accepted<C> {
         accept: &mut dyn FnMut() -> io::Result<C>,
         wait: Duration,
         room: &Room<'_>,
+        early: &mut dyn FnMut(&[u8]) -> Result<(), MachineError>,
     ) -> Result<(), MigrationError> {
         let budget = Budget::new(room.memory_max);
         let (session, connections) = (self.session, self.connections);
@@ -216,19 +222,23 @@ impl<C: Connection> Accepted<C> {
             first_error.lock().get_or_insert(error);
             halt.fail();
         };
-        let part = |channel: &mut Channel<C>| {
+        let part = |channel: &mut Channel<C>, early: Option<SyncSender<Vec<u8>>>| {
             seccomp::enter(seccomp::Thread::Migrate);
-            let rounds = receive_rounds(room.ram, connections, channel, &budget, room.progress);
+            let (budget, early) = (&budget, early.as_ref());
+            let rounds =
+                receive_rounds(room.ram, connections, channel, budget, room.progress, early);
             if let Err(error) = rounds {
                 failed(error);
             }
         };
         let (part, failed) = (&part, &failed);
+        let (sender, early_states) = sync_channel::<Vec<u8>>(EARLY_QUEUE);
         let thread = |index: u16| thread::Builder::new().name(format!("migrate{index}"));
         thread::scope(|scope| {
             // The first connection is read meanwhile: it may bring a CANCEL.
             let control = &mut self.control;
-            if let Err(source) = thread(0).spawn_scoped(scope, move || part(control)) {
+            if let Err(source) = thread(0).spawn_scoped(scope, move || part(control, Some(sender)))
+            {
                 failed(MigrationError::no_thread(source));
             }
             let mut acceptor = Acceptor::new(&halt, Phase::Join);
@@ -258,14 +268,23 @@ impl<C: Connection> Accepted<C> {
                     joined.push(channel.index());
                     channel.set_halt(&halt);
                     thread(channel.index())
-                        .spawn_scoped(scope, move || part(&mut channel))
+                        .spawn_scoped(scope, move || part(&mut channel, None))
                         .map_err(MigrationError::no_thread)?;
                 }
                 Ok(())
             };
-            if let Err(error) = all_join() {
+            // Until the first connection has its last fence.
+            let taken = all_join().and_then(|()| {
+                let mut states = early_states.iter();
+                states
+                    .try_for_each(|state| early(&state))
+                    .map_err(MigrationError::machine("take early states"))
+            });
+            if let Err(error) = taken {
                 failed(error);
             }
+            // A thread that waits for room ends.
+            drop(early_states);
         });
         first_error.into_inner().map_or(Ok(()), Err)
     }

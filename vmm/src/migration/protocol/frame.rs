@@ -129,6 +129,7 @@ kinds! {
     Failed = 14, "FAILED", FAILED_MAX;
     Alive = 15, "ALIVE", 0;
     Try = 16, "TRY", 52 + RANGES_MAX * 24 + COMPAT_MAX;
+    Early = 17, "EARLY", STATE_CHUNK_MAX;
 }
 
 /// A frame's header, checked as far as it can be without the payload.

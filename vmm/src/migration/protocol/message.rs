@@ -68,6 +68,8 @@ pub enum Message<'a> {
     Alive,
     /// Asks whether this machine may move. It does not, yet.
     Try(Hello),
+    /// A piece of a device's state, while the guest runs.
+    Early(&'a [u8]),
 }
 
 impl Message<'_> {
@@ -89,6 +91,7 @@ impl Message<'_> {
             Self::Failed(_) => Kind::Failed,
             Self::Alive => Kind::Alive,
             Self::Try(_) => Kind::Try,
+            Self::Early(_) => Kind::Early,
         }
     }
 
@@ -145,7 +148,7 @@ pub fn encode_message(
             frame.extend(round.to_le_bytes());
             frame.push(u8::from(*last));
         }
-        Message::State(data) => frame.extend_from_slice(data),
+        Message::State(data) | Message::Early(data) => frame.extend_from_slice(data),
         Message::StateEnd { len } => frame.extend(len.to_le_bytes()),
         Message::Failed(text) => frame.extend_from_slice(cut(text, FAILED_MAX).as_bytes()),
         Message::Ready | Message::Done | Message::Cancel | Message::Alive => {}
@@ -240,6 +243,10 @@ pub fn decode_message<'a>(
         Kind::State => match bytes.rest() {
             [] => return Err(bytes.bad("is empty")),
             data => Message::State(data),
+        },
+        Kind::Early => match bytes.rest() {
+            [] => return Err(bytes.bad("is empty")),
+            data => Message::Early(data),
         },
         Kind::StateEnd => Message::StateEnd { len: bytes.u64()? },
         Kind::Ready => Message::Ready,

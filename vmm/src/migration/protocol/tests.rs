@@ -73,6 +73,7 @@ fn examples(page: &[u8]) -> Vec<Message<'_>> {
         Message::Failed("no memory".to_owned()),
         Message::Alive,
         Message::Try(hello()),
+        Message::Early(page),
     ]
 }
 
@@ -150,8 +151,11 @@ fn payloads_that_are_too_short_or_too_long_are_refused() {
     for (kind, message) in (1..).zip(examples(&page)) {
         let payload = payload_of(&message);
         assert!(read(&forge(kind, &payload), 0, 0).is_ok());
-        // Text and state may end anywhere; every other message has one length.
-        let free = matches!(message, Message::State(_) | Message::Failed(_));
+        // Text and states may end anywhere; every other message has one length.
+        let free = matches!(
+            message,
+            Message::State(_) | Message::Early(_) | Message::Failed(_)
+        );
         for len in 0..payload.len() {
             let result = read(&forge(kind, payload.get(..len).unwrap()), 0, 0);
             let whole_runs = kind == 6 && len == 12;
@@ -164,7 +168,7 @@ fn payloads_that_are_too_short_or_too_long_are_refused() {
             assert!(read(&forge(kind, &long), 0, 0).is_err(), "{kind}");
         }
     }
-    for kind in [0, 17, 0x100, u16::MAX] {
+    for kind in [0, 18, 0x100, u16::MAX] {
         assert_eq!(read(&forge(kind, &[]), 0, 0), Err(FrameError::Kind(kind)));
     }
 }

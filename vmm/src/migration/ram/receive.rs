@@ -1,6 +1,7 @@
 //! The receiver's side of all rounds. Received data is untrusted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
 
 use super::{RamImage, carrier};
 use crate::migration::channel::{Channel, Connection, Wait};
@@ -36,7 +37,8 @@ impl Budget {
     }
 }
 
-/// Receives the pages of all rounds that one connection carries, until its last ROUND_END.
+/// Receives the pages of all rounds that one connection carries, until its last ROUND_END. The
+/// first connection also carries early states, which go to `early`.
 ///
 /// # Errors
 /// [`MigrationError`]: a page outside RAM, on the wrong connection or beyond the budget, or a
@@ -47,6 +49,7 @@ pub(in crate::migration) fn receive_rounds<C: Connection>(
     channel: &mut Channel<C>,
     budget: &Budget,
     progress: &Progress,
+    early: Option<&SyncSender<Vec<u8>>>,
 ) -> Result<(), MigrationError> {
     let phase = Phase::Copy;
     let index = u64::from(channel.index());
@@ -89,6 +92,12 @@ pub(in crate::migration) fn receive_rounds<C: Connection>(
                 if last {
                     return Ok(());
                 }
+            }
+            Message::Early(data) if let Some(early) = early => {
+                // Waits for the machine. It has gone only after an error of its own.
+                early
+                    .send(data.to_vec())
+                    .map_err(|_| MigrationError::machine("take early states")("it has ended"))?;
             }
             other => {
                 let name = other.name();

@@ -210,7 +210,15 @@ fn each_page_of_a_round_arrives_and_no_other_is_touched() {
                 };
                 send_round(&round, &mut channel).unwrap();
             }
-            receive_rounds(&arrived, connections, &mut channel, &budget, &received).unwrap();
+            receive_rounds(
+                &arrived,
+                connections,
+                &mut channel,
+                &budget,
+                &received,
+                None,
+            )
+            .unwrap();
         }
         for page in 0..SIZE / PAGE_SIZE {
             let (mut there, mut here) = (OLD, OLD);

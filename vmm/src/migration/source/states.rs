@@ -234,6 +234,17 @@ impl<C: Connection> Copying<C> {
         send_everywhere(&round, &mut self.control, &mut self.others)
     }
 
+    /// Sends a part of a device's state while the guest runs.
+    pub(super) fn early(
+        &mut self,
+        state: &[u8],
+        progress: &Progress,
+    ) -> Result<(), MigrationError> {
+        let sent = self.control.send(Phase::Copy, &Message::Early(state))?;
+        progress.sent(sent, 0, 0);
+        Ok(())
+    }
+
     /// Runs `work` on the stopped machine and sends ALIVE until it ends. The work may take any
     /// time: the caller calls [`Copying::stand_still`] again after it.
     ///

@@ -156,6 +156,7 @@ fn one_of_each() -> Vec<Message<'static>> {
             last: false,
         },
         Message::State(b"state"),
+        Message::Early(b"state"),
         Message::StateEnd { len: 5 },
         Message::Ready,
         Message::Go(Session([0; 16])),

@@ -250,7 +250,7 @@ const OPENS_FUNCTIONS: Calls = calls! {
     SYS_ioctl [ioctl_of(&[
         || vfio(0), || vfio(1), || vfio(2), || vfio(3), || vfio(4), || vfio(5), || vfio(6),
         || vfio(7), || vfio(8), || vfio(9), || vfio(12), || vfio(17), || vfio(18), || vfio(19),
-        || vfio(20),
+        || vfio(20), || vfio(21),
     ])] => "containers, groups, files of functions, their properties, their migration";
     SYS_ioctl [ioctl_of(&[
         || iommufd(0x80), || iommufd(0x81), || iommufd(0x84),

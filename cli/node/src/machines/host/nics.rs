@@ -14,7 +14,7 @@ use vdpa_mgmt::Connection;
 use vdpa_mgmt::bus::Bus;
 use vdpa_mgmt::nic::{self, Activity, LockedStore, MadeNic, NicRequest, Nics, State};
 use vdpa_mgmt::{ClassConfig, DeviceConfig, ErrorKind, NetConfig};
-use vmm::config::{VdpaConfig, VdpaSource};
+use vmm::config::{DeviceSource, VdpaConfig};
 
 use crate::error::{Error, HOST_FAILED, UNUSABLE};
 use crate::machines::Machines;
@@ -175,7 +175,7 @@ impl Machines {
             }
         };
         let backup = self.backup_path(vm, nic)?;
-        Ok((nic.vdpa(VdpaSource::Number(number), backup), device))
+        Ok((nic.vdpa(DeviceSource::Number(number), backup), device))
     }
 
     /// The character device of a NIC's backup, as it is now, if the NIC has a backup.

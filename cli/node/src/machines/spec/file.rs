@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
-use vmm::config::{VdpaConfig, VdpaSource, VmConfig};
+use vmm::config::{DeviceSource, VdpaConfig, VmConfig};
 
 use super::{ExistingDevice, NicSource, NicSpec, VDPA, VmName, VmSpec, take};
 use crate::api::DOCUMENT;
@@ -109,7 +109,7 @@ fn on_existing_device(nic: &NicSpec) -> Result<VdpaConfig, Error> {
         NicSource::From(_) => Err(to_create(nic)),
     };
     let backup: Option<PathBuf> = nic.backup().map(path).transpose()?;
-    Ok(nic.vdpa(VdpaSource::Path(path(nic.source())?), backup))
+    Ok(nic.vdpa(DeviceSource::Path(path(nic.source())?), backup))
 }
 
 /// A NIC that only the daemon can create.

@@ -21,7 +21,7 @@ use vdpa_mgmt::link::VlanId;
 use vdpa_mgmt::nic::{Kind, NicRequest};
 use vdpa_mgmt::sriov::Rates;
 use vdpa_mgmt::{Error as MgmtError, NetConfig};
-use vmm::config::{MacAddress, VdpaConfig, VdpaSource};
+use vmm::config::{DeviceSource, MacAddress, VdpaConfig};
 
 use super::{NicId, VmName};
 use crate::error::Error;
@@ -110,7 +110,7 @@ impl NicSpec {
 
     /// The NIC's configuration for the VM on this device, with the character device `backup` as
     /// its backup.
-    pub(crate) fn vdpa(&self, source: VdpaSource, backup: Option<PathBuf>) -> VdpaConfig {
+    pub(crate) fn vdpa(&self, source: DeviceSource, backup: Option<PathBuf>) -> VdpaConfig {
         VdpaConfig {
             source,
             id: Some(self.id.to_string()),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::rig::{MAX_SIZES, Model, OFFER, PACKED, REFUSE, Rig, Shape, VERSION_1, WINDOW, reg};
 use crate::Error;
-use crate::testing::{FakeDoorbells, FakeVectors};
+use crate::testing::{FakeDeviceMappings, FakeVectors};
 use crate::virtio::backend::{Activation, Backend, Event, Outcome, QueueChange, SavedState};
 use crate::virtio::pci::VirtioPciDevice;
 use vdpa::iova::DeviceAddress;
@@ -342,7 +342,7 @@ fn odd_devices_are_refused_with_a_reason() {
             features,
             config_len,
         };
-        let doorbells = Arc::new(FakeDoorbells::default());
+        let doorbells = Arc::new(FakeDeviceMappings::default());
         VirtioPciDevice::new(Box::new(odd), &FakeVectors::new(limit), doorbells)
     };
     for device_type in [0, 64, 0xffff_ffff] {
@@ -366,6 +366,6 @@ fn odd_devices_are_refused_with_a_reason() {
     make(63, &[], VERSION_1, 0, 1).unwrap();
     make(1, &[32768; 300], VERSION_1, 0x6000, 301).unwrap();
     let (model, _) = Model::new(Shape::default());
-    let doorbells = Arc::new(FakeDoorbells::default());
+    let doorbells = Arc::new(FakeDeviceMappings::default());
     VirtioPciDevice::new(Box::new(model), &FakeVectors::new(5), doorbells).unwrap();
 }

@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::bus::{Bus, BusDevice};
 use crate::hypervisor::DevicePages;
 use crate::pci::{Ecam, MmioWindow, PciBus, PciFunction, Slot};
-use crate::testing::{FakeDoorbells, FakePage, FakeVectors, Reached};
+use crate::testing::{FakeDeviceMappings, FakePage, FakeVectors, Reached};
 use crate::virtio::backend::{
     Activation, Backend, Event, Hardware, Outcome, QueueChange, ReplacedDevice, SavedState,
     Translated,
@@ -78,7 +78,7 @@ pub(super) struct Seen {
     pub(super) removal: Option<Outcome>,
     pub(super) closed: bool,
     /// The guest's doorbells, to be inspected in `hand_over` and `close`.
-    pub(super) watched: Option<Arc<FakeDoorbells>>,
+    pub(super) watched: Option<Arc<FakeDeviceMappings>>,
     /// The targets of the guest's kicks in `hand_over`.
     pub(super) reached: Vec<Reached>,
     /// How often it took its place back.
@@ -463,7 +463,7 @@ pub(super) struct Rig {
     pub(super) slot: Slot,
     pub(super) device: Arc<VirtioPciDevice>,
     pub(super) vectors: FakeVectors,
-    pub(super) doorbells: Arc<FakeDoorbells>,
+    pub(super) doorbells: Arc<FakeDeviceMappings>,
     pub(super) seen: Arc<Mutex<Seen>>,
 }
 
@@ -499,7 +499,7 @@ impl Rig {
         let window = MmioWindow::new(WINDOW, WINDOW_LEN).unwrap();
         let pci = Arc::new(PciBus::new(&memory, window, None));
         let vectors = FakeVectors::new(100);
-        let doorbells = Arc::new(FakeDoorbells::default());
+        let doorbells = Arc::new(FakeDeviceMappings::default());
         let (model, seen) = Model::new(shape);
         let device = VirtioPciDevice::new(Box::new(model), &vectors, doorbells.clone()).unwrap();
         let device = Arc::new(device);

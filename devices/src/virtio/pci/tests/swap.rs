@@ -12,7 +12,7 @@ use super::rig::{
     FAIL_CHANGE, FAIL_SAVE, Model, OFFER, RING_RESET, Rig, Seen, Shape, Stage, VERSION_1, WINDOW,
     reg,
 };
-use crate::testing::{FakeDoorbells, FakeVectors, Reached};
+use crate::testing::{FakeDeviceMappings, FakeVectors, Reached};
 use crate::virtio::backend::{Backend, Event, Outcome};
 use crate::virtio::iommu::{Endpoint as _, Recorder, domains};
 use crate::virtio::pci::{Swapped, VirtioPciDevice};
@@ -49,7 +49,7 @@ fn behind(recorder: &Arc<Mutex<Recorder>>) -> (Box<Model>, Arc<Mutex<Seen>>) {
 #[test]
 fn a_swap_waits_for_a_change_of_the_domains() {
     let [old, new] = [Recorder::new(), Recorder::new()];
-    let doorbells = Arc::new(FakeDoorbells::default());
+    let doorbells = Arc::new(FakeDeviceMappings::default());
     let device = VirtioPciDevice::new(behind(&old).0, &FakeVectors::new(9), doorbells).unwrap();
     let device = Arc::new(device);
     let domains = Arc::new(Mutex::new(domains(true, 1)));
@@ -71,7 +71,7 @@ fn a_swap_waits_for_a_change_of_the_domains() {
 #[test]
 fn a_device_behind_the_iommu_begins_in_the_space_of_the_old_one() {
     let [old, new] = [Recorder::new(), Recorder::new()];
-    let doorbells = Arc::new(FakeDoorbells::default());
+    let doorbells = Arc::new(FakeDeviceMappings::default());
     let device = VirtioPciDevice::new(behind(&old).0, &FakeVectors::new(9), doorbells).unwrap();
     let space = Arc::new(AddressSpace::new(IovaRange::ALL));
     space.change(|space| space.set_mode(Mode::Identity));

@@ -5,9 +5,9 @@
 //!        ^                                      vector 0                      │
 //!        └──────────── both have arrived ──────────────────────────────────────┘
 //! ```
-//! Its vector is that of the kernel's reschedule interrupts, which only counts them. A guest with
-//! one processor has no others. So a lost interrupt or write stops the loop, and a wrong page is
-//! found at the end.
+//! Its vector is one that the kernel only counts, another one for each function. A guest with one
+//! processor has no other interrupts there. So a lost interrupt or write stops the loop, and a
+//! wrong page is found at the end.
 
 use super::access::Access;
 use super::function::Registers;
@@ -45,10 +45,29 @@ const RAISED: usize = 0x1c;
 const FAILED: usize = 0x20;
 const ID_VALUE: u32 = 0x4d56_4842;
 
-/// Local APIC 0, and the vector of reschedule interrupts (arch/x86/include/asm/irq_vectors.h).
+/// Local APIC 0.
 const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
-const MESSAGE_DATA: u32 = 0xfd;
 const INTERRUPTS: &str = "/proc/interrupts";
+
+/// A vector that the kernel only counts (arch/x86/include/asm/irq_vectors.h).
+#[derive(Clone, Copy)]
+struct Vector {
+    number: u32,
+    /// Its line of [`INTERRUPTS`].
+    line: &'static str,
+}
+
+/// Those of reschedule interrupts and of function calls: one for each function.
+const VECTORS: [Vector; 2] = [
+    Vector {
+        number: 0xfd,
+        line: "RES:",
+    },
+    Vector {
+        number: 0xfb,
+        line: "CAL:",
+    },
+];
 
 /// Pages that the function writes in turn.
 const PAGES: usize = 16;
@@ -63,57 +82,72 @@ static MOVER: Mutex<Option<Mover>> = Mutex::new(None);
 
 struct Mover {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Result<Value>>,
+    /// One for each function.
+    threads: Vec<JoinHandle<Result<Value>>>,
 }
 
 fn mover() -> MutexGuard<'static, Option<Mover>> {
     MOVER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `mover-on`: has the function write a page each so many microseconds.
+/// `mover-on`: has each function write a page each so many microseconds.
 pub(crate) fn start(interval_us: u32) -> Result<Value> {
     let mut mover = mover();
     if mover.is_some() {
         return Err(Error::Usage("the function is in use already".into()));
     }
-    let driver = Driver::new(interval_us)?;
     let stop = Arc::new(AtomicBool::new(false));
-    let stopped = Arc::clone(&stop);
-    let thread = std::thread::spawn(move || driver.work(&stopped));
-    *mover = Some(Mover { stop, thread });
-    Ok(json!({ "mover": "on" }))
+    let mut threads = Vec::new();
+    for (function, vector) in find()?.iter().zip(VECTORS) {
+        let driver = Driver::new(function, vector, interval_us)?;
+        let stopped = Arc::clone(&stop);
+        threads.push(std::thread::spawn(move || driver.work(&stopped)));
+    }
+    let functions = threads.len();
+    *mover = Some(Mover { stop, threads });
+    Ok(json!({ "functions": functions }))
 }
 
-/// `mover-off`: ends that, checks all pages and prints the totals of driver and function.
+/// `mover-off`: ends that, checks all pages and prints the totals of each driver and function.
 pub(crate) fn stop() -> Result<Value> {
-    let Mover { stop, thread } = mover()
+    let Mover { stop, threads } = mover()
         .take()
         .ok_or_else(|| Error::Usage("there is no `mover-on` before this command".into()))?;
     stop.store(true, Ordering::Relaxed);
     let panicked = || Error::invalid("mover-off", "the driver's thread has panicked");
-    thread.join().map_err(|_| panicked())?
+    let mut functions = Vec::new();
+    for thread in threads {
+        functions.push(thread.join().map_err(|_| panicked())??);
+    }
+    Ok(json!({ "functions": functions }))
 }
 
-/// The function, by its identity.
-fn find() -> Result<PathBuf> {
+/// The functions, by their identity, in the order of their addresses.
+fn find() -> Result<Vec<PathBuf>> {
+    let mut functions = Vec::new();
     for function in files::list(Path::new("/sys/bus/pci/devices"))? {
         if files::read(&function.join("config"))?.starts_with(&IDENTITY) {
-            return Ok(function);
+            functions.push(function);
         }
     }
-    Err(Error::invalid("the function", "the guest has none"))
+    if functions.is_empty() {
+        return Err(Error::invalid("the function", "the guest has none"));
+    }
+    functions.sort();
+    Ok(functions)
 }
 
-/// The reschedule interrupts of all processors.
-fn interrupts() -> Result<u64> {
+/// The interrupts of a vector on all processors.
+fn interrupts(vector: Vector) -> Result<u64> {
     let text = files::read_text(Path::new(INTERRUPTS))?;
-    count(&text).ok_or_else(|| Error::invalid(INTERRUPTS, "it has no line RES"))
+    let count = count(&text, vector.line);
+    count.ok_or_else(|| Error::invalid(INTERRUPTS, format!("it has no line {}", vector.line)))
 }
 
-fn count(text: &str) -> Option<u64> {
+fn count(text: &str, line: &str) -> Option<u64> {
     let line = text
         .lines()
-        .find_map(|line| line.trim().strip_prefix("RES:"))?;
+        .find_map(|found| found.trim().strip_prefix(line))?;
     let numbers = line.split_whitespace().map_while(|word| word.parse().ok());
     Some(numbers.fold(0, |sum: u64, number: u64| sum.saturating_add(number)))
 }
@@ -122,15 +156,16 @@ struct Driver {
     registers: Registers,
     scratch: Registers,
     pages: Vec<(MmapRegion<()>, u64)>,
-    /// Reschedule interrupts before.
+    vector: Vector,
+    /// Its interrupts before.
     before: u64,
     // Dropped after the mappings.
     _access: Access,
 }
 
 impl Driver {
-    fn new(interval_us: u32) -> Result<Self> {
-        let access = Access::open(&find()?)?;
+    fn new(function: &Path, vector: Vector, interval_us: u32) -> Result<Self> {
+        let access = Access::open(function)?;
         let (file, space) = access.config()?;
         let mut config = [0; 256];
         let failed = || Error::file("access the configuration space of", access.function());
@@ -153,7 +188,7 @@ impl Driver {
             ));
         }
         table.store(MESSAGE_ADDRESS, 0)?;
-        table.store(MESSAGE_DATA, 8)?;
+        table.store(vector.number, 8)?;
         table.store(0_u32, 12)?;
         // MSI-X is the first capability.
         let msix = u64::from(config[CAPABILITIES]) + 2;
@@ -168,7 +203,8 @@ impl Driver {
             pages.push(page(&access)?);
         }
         Ok(Self {
-            before: interrupts()?,
+            vector,
+            before: interrupts(vector)?,
             registers,
             scratch,
             pages,
@@ -204,7 +240,7 @@ impl Driver {
             self.registers.store(1_u32, RUN)?;
             let begin = Instant::now();
             loop {
-                let now = interrupts()?;
+                let now = interrupts(self.vector)?;
                 if self.holds(page, number) && now > seen {
                     seen = now;
                     break;
@@ -238,7 +274,7 @@ impl Driver {
         }
         Ok(json!({
             "writes": number,
-            "interrupts": interrupts()? - self.before,
+            "interrupts": interrupts(self.vector)? - self.before,
             "wrong_pages": wrong,
             "wrong_scratch": scratch,
             "done": self.registers.load::<u32>(DONE)?,
@@ -274,9 +310,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_reschedule_interrupts_count() {
+    fn only_interrupts_of_a_vector_count() {
         let text = "           CPU0       CPU1\n  4:  7  9  IO-APIC\nRES:  3  4  Rescheduling\n";
-        assert_eq!(count(text), Some(7));
-        assert_eq!(count("CAL: 3 4 Function call interrupts"), None);
+        assert_eq!(count(text, "RES:"), Some(7));
+        assert_eq!(count(text, "CAL:"), None);
     }
 }

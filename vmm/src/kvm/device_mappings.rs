@@ -1,12 +1,13 @@
-//! Queue kicks without an exit to our threads, in two ways. KVM ioeventfds signal an eventfd inside
-//! the kernel when the guest writes to an address. Memory slots map the device's own doorbell for
-//! the guest, so the write does not exit at all.
+//! Accesses of the guest to a device without an exit to our threads, in two ways. KVM ioeventfds
+//! signal an eventfd inside the kernel when the guest writes to an address: a queue kick. Memory
+//! slots map the device's own pages, a doorbell or a part of a BAR, so the access does not exit at
+//! all.
 //!
 //! This module owns the lists of addresses that are attached and mapped. It must not know the queue
 //! of an address.
 //!
-//! A doorbell's slot has no flags: it is never logged as dirty, because it is not guest memory. The
-//! kernel maps its page for writes only, so a guest's first access to it must be a write. A read
+//! Such a slot has no flags: it is never logged as dirty, because it is not guest memory. The
+//! kernel maps a doorbell for writes only, so a guest's first access to it must be a write. A read
 //! makes KVM_RUN return EFAULT (see [`crate::vcpu::FaultHandler`]).
 //!
 //! The ioeventfds have no data match and length 0. For KVM that is any write of any width and, on
@@ -20,7 +21,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use devices::hypervisor::{DevicePages, Doorbells};
+use devices::hypervisor::{DeviceMappings, DevicePages};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
@@ -29,19 +30,19 @@ use super::memory_slots::{MemorySlots, SlotRange};
 
 /// The ioeventfds, and the slots of doorbells and other device pages, of one VM.
 #[derive(Debug)]
-pub struct KvmDoorbells {
+pub struct KvmDeviceMappings {
     vm: Arc<VmFd>,
     slots: Arc<MemorySlots>,
     /// Descriptor number of the attached eventfd, by address.
     attached: Mutex<BTreeMap<u64, RawFd>>,
     /// Number of the memory slot, by address.
     mapped: Mutex<BTreeMap<u64, u32>>,
-    /// Number of doorbells unmapped so far.
+    /// How often pages were unmapped so far.
     unmapped: AtomicU64,
 }
 
-impl KvmDoorbells {
-    /// Starts without attached or mapped doorbells. Doorbells get their slots from `slots`.
+impl KvmDeviceMappings {
+    /// Starts without eventfds or mapped pages. Pages get their slots from `slots`.
     #[must_use]
     pub fn new(vm: Arc<VmFd>, slots: Arc<MemorySlots>) -> Self {
         Self {
@@ -73,7 +74,7 @@ impl KvmDoorbells {
     }
 }
 
-impl Doorbells for KvmDoorbells {
+impl DeviceMappings for KvmDeviceMappings {
     fn attach(&self, address: u64, eventfd: &EventFd) -> io::Result<()> {
         let mut attached = self.attached.lock();
         if attached.contains_key(&address) {

@@ -1,4 +1,4 @@
-//! Doorbell pages as memory slots against a real `/dev/kvm`. The page belongs to a memfd and is
+//! Pages of devices as memory slots against a real `/dev/kvm`. The page belongs to a memfd and is
 //! mapped for writes only, like a device's page in the kernel. KVM treats a guest's read of either
 //! alike. Fails with a message without KVM.
 
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use devices::hypervisor::{DevicePages, Doorbells};
+use devices::hypervisor::{DeviceMappings, DevicePages};
 use support::asm::{self, HALT_FOR_EVER, join};
 use support::{MMIO, PATIENCE, PORT, Rig};
-use vmm::kvm::doorbells::KvmDoorbells;
+use vmm::kvm::device_mappings::KvmDeviceMappings;
 use vmm::vcpu::{FaultHandler, VcpuFailure};
 
 /// A page of a memfd, mapped write-only.
@@ -85,7 +85,7 @@ unsafe impl DevicePages for Page {
 /// Unmaps the doorbell at [`MMIO`] when the guest faults on it.
 #[derive(Debug)]
 struct Remedy {
-    doorbells: Arc<KvmDoorbells>,
+    mappings: Arc<KvmDeviceMappings>,
     helps: AtomicBool,
     /// Another thread unmaps it before the handler does.
     late: AtomicBool,
@@ -94,7 +94,7 @@ struct Remedy {
 
 impl FaultHandler for Remedy {
     fn generation(&self) -> u64 {
-        self.doorbells.unmapped_count()
+        self.mappings.unmapped_count()
     }
 
     fn memory_fault(&self, address: Option<u64>) -> bool {
@@ -103,26 +103,26 @@ impl FaultHandler for Remedy {
         if !self.helps.load(Ordering::SeqCst) {
             return false;
         }
-        let took = self.doorbells.unmap(MMIO.into()).is_ok();
+        let took = self.mappings.unmap(MMIO.into()).is_ok();
         took && !self.late.load(Ordering::SeqCst)
     }
 }
 
-fn rig(code: &[u8]) -> (Rig, Arc<KvmDoorbells>, Arc<Remedy>) {
+fn rig(code: &[u8]) -> (Rig, Arc<KvmDeviceMappings>, Arc<Remedy>) {
     let mut made = None;
     let rig = Rig::with_faults(1, code, |vm, slots| {
-        let doorbells = Arc::new(KvmDoorbells::new(vm.fd().clone(), slots.clone()));
+        let mappings = Arc::new(KvmDeviceMappings::new(vm.fd().clone(), slots.clone()));
         let remedy = Arc::new(Remedy {
-            doorbells: doorbells.clone(),
+            mappings: mappings.clone(),
             helps: AtomicBool::new(true),
             late: AtomicBool::new(false),
             asked: AtomicUsize::new(0),
         });
-        made = Some((doorbells, remedy.clone()));
+        made = Some((mappings, remedy.clone()));
         remedy
     });
-    let (doorbells, remedy) = made.unwrap();
-    (rig, doorbells, remedy)
+    let (mappings, remedy) = made.unwrap();
+    (rig, mappings, remedy)
 }
 
 /// Prints the byte at [`MMIO`].
@@ -133,7 +133,7 @@ fn read_and_say() -> Vec<u8> {
 
 #[test]
 fn a_store_reaches_the_page_and_no_thread() {
-    let (rig, doorbells, remedy) = rig(&join(&[
+    let (rig, mappings, remedy) = rig(&join(&[
         &asm::store(MMIO, 0x1234),
         &asm::out(PORT, b'.'),
         HALT_FOR_EVER,
@@ -143,17 +143,17 @@ fn a_store_reaches_the_page_and_no_thread() {
     for round in 1..=3 {
         // First the eventfd, so that KVM has cached the absence of memory there; then, without a
         // gap, the page, and back.
-        doorbells.attach(MMIO.into(), &bell).unwrap();
+        mappings.attach(MMIO.into(), &bell).unwrap();
         rig.vcpus.resume();
         rig.port.take(1);
         rig.vcpus.pause();
         assert_eq!((bell.read().unwrap(), page.word()), (1, 0));
 
-        doorbells.map(MMIO.into(), page.clone()).unwrap();
-        doorbells.detach(MMIO.into(), &bell).unwrap();
-        let taken = doorbells.map(MMIO.into(), page.clone()).unwrap_err();
+        mappings.map(MMIO.into(), page.clone()).unwrap();
+        mappings.detach(MMIO.into(), &bell).unwrap();
+        let taken = mappings.map(MMIO.into(), page.clone()).unwrap_err();
         assert_eq!(taken.kind(), std::io::ErrorKind::AlreadyExists);
-        assert_eq!((doorbells.count(), doorbells.mapped_count()), (0, 1));
+        assert_eq!((mappings.count(), mappings.mapped_count()), (0, 1));
         rig.restart();
         rig.vcpus.resume();
         rig.port.take(1);
@@ -161,9 +161,9 @@ fn a_store_reaches_the_page_and_no_thread() {
         assert!(bell.read().is_err());
         assert_eq!(page.word(), 0x1234);
 
-        doorbells.unmap(MMIO.into()).unwrap();
-        assert!(doorbells.unmap(MMIO.into()).is_err());
-        assert_eq!(doorbells.unmapped_count(), round);
+        mappings.unmap(MMIO.into()).unwrap();
+        assert!(mappings.unmap(MMIO.into()).is_err());
+        assert_eq!(mappings.unmapped_count(), round);
         assert_eq!(Arc::strong_count(&page), 1, "the page is let go");
         page.file.write_all_at(&[0; 2], 0).unwrap();
         rig.restart();
@@ -176,7 +176,7 @@ fn a_store_reaches_the_page_and_no_thread() {
 #[test]
 fn a_read_takes_the_page_away_and_is_tried_again() {
     for late in [false, true] {
-        let (rig, doorbells, remedy) = rig(&join(&[
+        let (rig, mappings, remedy) = rig(&join(&[
             &read_and_say(),
             &asm::store(MMIO, 7),
             &asm::out(PORT, b'.'),
@@ -184,7 +184,7 @@ fn a_read_takes_the_page_away_and_is_tried_again() {
         ]));
         remedy.late.store(late, Ordering::SeqCst);
         let page = Page::new();
-        doorbells.map(MMIO.into(), page.clone()).unwrap();
+        mappings.map(MMIO.into(), page.clone()).unwrap();
         rig.vcpus.resume();
         // The recorder behind the page answers the read, and takes the store.
         assert_eq!(rig.port.take_bytes(2), [0x5a, b'.']);
@@ -197,9 +197,9 @@ fn a_read_takes_the_page_away_and_is_tried_again() {
 
 #[test]
 fn a_read_without_a_remedy_ends_the_vcpu() {
-    let (rig, doorbells, remedy) = rig(&join(&[&read_and_say(), HALT_FOR_EVER]));
+    let (rig, mappings, remedy) = rig(&join(&[&read_and_say(), HALT_FOR_EVER]));
     remedy.helps.store(false, Ordering::SeqCst);
-    doorbells.map(MMIO.into(), Page::new()).unwrap();
+    mappings.map(MMIO.into(), Page::new()).unwrap();
     rig.vcpus.resume();
     let start = Instant::now();
     let report = loop {
