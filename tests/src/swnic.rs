@@ -1,6 +1,7 @@
 //! NICs without hardware (`bellhop swnic`) for tests and measurements in the lab host.
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::process::die_with_parent;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -109,6 +110,26 @@ impl Swnic {
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
+    }
+
+    /// A statistic of its tap, such as `rx_packets`: `rx` is what the guest has sent.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Invalid`] for anything but a number.
+    pub fn statistic(&self, name: &str) -> Result<u64> {
+        let tap = Path::new("/sys/class/net").join(&self.name);
+        let text = files::read_text(&tap.join("statistics").join(name))?;
+        let number = text.trim().parse();
+        number.map_err(|_| Error::invalid(name, text))
+    }
+
+    /// The log of its worker.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn log(&self) -> Result<String> {
+        let directory = Path::new(server::DIRECTORY);
+        files::read_text(&directory.join(format!("{}.log", self.name)))
     }
 
     /// The vhost-vdpa device.

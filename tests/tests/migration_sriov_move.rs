@@ -9,65 +9,14 @@
 
 mod moving;
 
-use std::time::Duration;
-
 use lab::endurance::cycles;
-use lab::guest::{BellhopArguments, Guest};
+use lab::guest::BellhopArguments;
 use lab::rig::FIRST_PACKED_FUNCTION as PACKED;
 use lab::soak_run::Run;
 use lab::sriov::{SriovNic, VfDevice, set_link};
-use moving::soak::{Scene, TrafficPeer, run_soak};
-use moving::{Host, NOTICE};
-
-/// How long the peer floods, in seconds.
-const FLOOD: u64 = 3;
-
-/// A guest that sends back the frames that it receives.
-struct Echo {
-    guest: Guest,
-    mac: String,
-    flood: Option<String>,
-}
-
-impl Echo {
-    fn new(device: &VfDevice<'_>) -> Self {
-        let arguments = BellhopArguments::small()
-            .unwrap()
-            .memory("128M")
-            .vdpa(device.path());
-        let mut guest = Guest::start(&arguments).unwrap();
-        guest.command("echo-on").unwrap();
-        // The switch may know its address at a port that another test has moved it to.
-        guest.command("pace 1 64 0").unwrap();
-        Self {
-            guest,
-            mac: device.function().mac(),
-            flood: None,
-        }
-    }
-}
-
-impl TrafficPeer for Echo {
-    fn mac(&self) -> String {
-        self.mac.clone()
-    }
-
-    fn flood(&mut self, guest: &str) {
-        let line = format!("flood {FLOOD} 256 to {guest}");
-        self.guest.listen(&line).unwrap();
-        self.flood = Some(line);
-    }
-
-    fn calm(&mut self) {
-        let line = self.flood.take().unwrap();
-        let flooded = self.guest.answer(&line, Duration::from_secs(60)).unwrap();
-        assert_eq!(flooded["corrupt"], 0, "{flooded}");
-    }
-
-    fn account(&mut self) -> String {
-        format!("{:?}", self.guest.command_within("echo-off", NOTICE))
-    }
-}
+use moving::Host;
+use moving::echo::Echo;
+use moving::soak::{Scene, run_soak};
 
 /// A guest migrates between the first two functions; the third one belongs to its peer.
 fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, run: Run) {
@@ -75,7 +24,7 @@ fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, run: Run) {
     let [first, second, third] =
         functions.map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
     let links = [&first, &second].map(|device| device.function().link());
-    let traffic_peer = Echo::new(&third);
+    let traffic_peer = Echo::start(third.path(), &third.function().mac());
     let packed = functions[0] >= PACKED;
     let pull = |host: usize, up| set_link(&links[host], up).unwrap();
     run_soak(

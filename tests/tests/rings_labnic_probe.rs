@@ -8,14 +8,12 @@
 #[path = "rings_netdev/command.rs"]
 mod command;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use command::{json, outcome, rules};
 use lab::labnic::{self, Labnic};
 use lab::sim::SimDevice;
 use lab::threads::StopOnDrop;
-use vdpa::device::Device;
-use vdpa::netdev::{Netdev, Options};
 
 const A: &str = "02:00:5e:00:53:01";
 const B: &str = "02:00:5e:00:53:02";
@@ -121,28 +119,6 @@ fn a_probe_survives_every_fault() {
     assert_eq!(labnic::trouble().unwrap(), Vec::<String>::new());
 }
 
-/// Sends received frames back, with swapped addresses, until `stop` is set.
-fn echo(device: &SimDevice, stop: &AtomicBool) {
-    let (device, iotlb) = Device::open(device.path()).unwrap().own().unwrap();
-    let mut netdev = Netdev::start(device, iotlb, &Options::default()).unwrap();
-    let pair = &mut netdev.driver.pairs[0];
-    let mut copy = [0; 2048];
-    while !stop.load(Ordering::Relaxed) {
-        let transmit = &mut pair.transmit;
-        let taken = pair.receive.poll(32, |frame| {
-            let len = frame.copy_to(&mut copy).unwrap().len();
-            let (to, from) = copy[..12].split_at_mut(6);
-            to.swap_with_slice(from);
-            assert!(transmit.send(&copy[..len]).unwrap());
-        });
-        if taken.unwrap() > 0 {
-            pair.transmit.flush().unwrap();
-        } else {
-            std::thread::yield_now();
-        }
-    }
-}
-
 #[test]
 fn a_switch_is_no_loopback_and_a_peer_echoes() {
     let labnic = Labnic::load(&[]).unwrap();
@@ -154,7 +130,7 @@ fn a_switch_is_no_loopback_and_a_peer_echoes() {
     assert_eq!(outcome(&report, "traffic"), "failed");
     let stop = AtomicBool::new(false);
     std::thread::scope(|threads| {
-        threads.spawn(|| echo(&other, &stop));
+        threads.spawn(|| command::echo(other.path(), &stop));
         // Also when there is no report: the scope waits for its threads.
         let _stop = StopOnDrop(&stop);
         let report = json(one.path(), &["--peer", B, "--seconds", "20"], 0);

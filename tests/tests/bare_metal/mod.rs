@@ -9,6 +9,9 @@
 //! functions by their capability for access through configuration space (virtio 1.3, 4.1.4.9). Its
 //! page tables map the first 4 GiB to themselves, except for [`BARS`].
 
+#[allow(dead_code, reason = "not every test has a second guest")]
+pub(crate) mod hostile;
+
 use lab::guest::BellhopArguments;
 use lab::temp_path::TempPath;
 use lab::tiny::{BASE, kernel_of};
@@ -42,6 +45,9 @@ pub(crate) const PAGE: u32 = 4096;
 /// VIRTIO_F_VERSION_1 and VIRTIO_NET_F_CTRL_VQ.
 pub(crate) const VERSION_1: u64 = 1 << 32;
 pub(crate) const CTRL_VQ: u64 = 1 << 17;
+pub(crate) const RING_PACKED: u64 = 1 << 34;
+#[allow(dead_code, reason = "the lab NIC's rings are split ones")]
+pub(crate) const INDIRECT_AND_EVENT_IDX: u64 = 1 << 28 | 1 << 29;
 
 /// Enables the page tables, then interprets the table at `BASE + TABLE`. An entry is destination
 /// and source. With the destination 0, the source is the address of the next entry; with 1, the

@@ -2,6 +2,8 @@
 
 #[allow(dead_code, reason = "not every test is a soak scenario")]
 mod cpu_load;
+#[allow(dead_code, reason = "not every peer is a guest")]
+pub(crate) mod echo;
 #[allow(dead_code, reason = "not every test has a bad link")]
 pub(crate) mod faults;
 #[allow(dead_code, reason = "not every test is a soak scenario")]

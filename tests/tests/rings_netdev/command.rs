@@ -2,8 +2,11 @@
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
+use vdpa::device::Device;
+use vdpa::netdev::{Netdev, Options};
 
 /// Runs `bellhop probe` with these arguments.
 pub(crate) fn probe(device: &Path, arguments: &[&str]) -> Output {
@@ -45,4 +48,27 @@ pub(crate) fn rules(report: &Value, verdict: &str) -> Vec<String> {
         .filter(|line| line["verdict"] == verdict)
         .map(|line| line["id"].as_str().unwrap().to_owned())
         .collect()
+}
+
+/// Sends received frames back, with swapped addresses, until `stop` is set.
+#[allow(dead_code, reason = "not every test has a peer")]
+pub(crate) fn echo(device: &Path, stop: &AtomicBool) {
+    let (device, iotlb) = Device::open(device).unwrap().own().unwrap();
+    let mut netdev = Netdev::start(device, iotlb, &Options::default()).unwrap();
+    let pair = &mut netdev.driver.pairs[0];
+    let mut copy = [0; 2048];
+    while !stop.load(Ordering::Relaxed) {
+        let transmit = &mut pair.transmit;
+        let taken = pair.receive.poll(32, |frame| {
+            let len = frame.copy_to(&mut copy).unwrap().len();
+            let (to, from) = copy[..12].split_at_mut(6);
+            to.swap_with_slice(from);
+            assert!(transmit.send(&copy[..len]).unwrap());
+        });
+        if taken.unwrap() > 0 {
+            pair.transmit.flush().unwrap();
+        } else {
+            std::thread::yield_now();
+        }
+    }
 }

@@ -73,7 +73,7 @@ impl Mappings {
         self.replace(|from| device.mapping(from))
     }
 
-    fn replace(
+    pub(super) fn replace(
         &mut self,
         mut find: impl FnMut(u64) -> Result<Option<(vduse_iotlb_entry, File)>, Error>,
     ) -> Result<Option<DeviceMemory>, Error> {

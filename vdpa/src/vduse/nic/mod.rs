@@ -11,12 +11,28 @@
 //! change at any time. A driver that breaks a ring stops that ring until it resets the device.
 
 mod features;
+#[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
+mod fuzz;
 mod receive;
+#[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "code of tests, which fuzz targets use"
+)]
+mod rig;
 mod serve;
 mod tap;
 mod transmit;
 
 pub use self::features::{Configuration, OFFERED, PACKED, QUEUES};
+#[cfg(any(test, feature = "fuzz"))]
+pub use self::fuzz::serve_anything;
 pub use self::serve::Nic;
 pub use self::tap::Tap;
 

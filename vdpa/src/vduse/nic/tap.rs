@@ -116,7 +116,7 @@ impl Tap {
     }
 
     /// Any file that keeps the borders of frames, as a test has it.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzz"))]
     pub(super) fn of(file: File) -> Self {
         Self {
             file,

@@ -1,93 +1,30 @@
 //! Both queues with a driver of this crate; a socket is the tap.
 
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 
 use super::receive::{Fault, Receive};
-use super::tap::Tap;
+use super::rig::{GUEST, RING_PAGES, Rig, SIZE, frame};
 use super::transmit::Transmit;
 use super::*;
-use crate::device::VringBase;
 use crate::iova::{DeviceAddress, IovaRange, PAGE_SIZE};
-use crate::memory::{AddressSpace, DeviceMemory, Mode, SharedBuffer};
-use crate::ring::{DeviceQueue, Direction, DriverQueue, GuestRing, Piece, RingFeatures};
+use crate::memory::{AddressSpace, DeviceMemory, Mode};
+use crate::ring::{DeviceQueue, Direction, GuestRing, Piece, RingFeatures};
 
-const GUEST: u64 = 0x10_0000;
-const SIZE: u16 = 8;
-/// Pages before the buffers, and all pages.
-const RING_PAGES: u64 = 4;
-const PAGES: u64 = 64;
-
-struct Rig {
-    buffer: Arc<SharedBuffer>,
-    driver: DriverQueue,
-    ring: DeviceQueue,
-    memory: DeviceMemory,
-    tap: Tap,
-    peer: UnixDatagram,
-}
-
+/// A ring of this format, without other features.
 fn rig(packed: bool) -> Rig {
-    let features = RingFeatures {
+    Rig::new(RingFeatures {
         packed,
         ..RingFeatures::default()
-    };
-    let buffer = Arc::new(SharedBuffer::new(PAGES * PAGE_SIZE, GUEST).unwrap());
-    let memory = DeviceMemory::from(Arc::new(buffer.as_guest_memory().unwrap()));
-    let driver = DriverQueue::new(Arc::clone(&buffer), SIZE, 0, features).unwrap();
-    let ring = GuestRing::new(memory.clone(), SIZE, driver.addresses(), features).unwrap();
-    let ring = DeviceQueue::new(ring, VringBase::initial(packed), features).unwrap();
-    let (tap, peer) = UnixDatagram::pair().unwrap();
-    tap.set_nonblocking(true).unwrap();
-    peer.set_nonblocking(true).unwrap();
-    Rig {
-        buffer,
-        driver,
-        ring,
-        memory,
-        tap: Tap::of(OwnedFd::from(tap).into()),
-        peer,
-    }
+    })
 }
 
 impl Rig {
-    fn piece(&self, page: u64, len: u32, direction: Direction) -> Piece {
-        Piece {
-            iova: DeviceAddress(GUEST + (RING_PAGES + page) * PAGE_SIZE),
-            len,
-            direction,
-        }
-    }
-
-    fn sent(&self) -> Option<Vec<u8>> {
-        let mut frame = vec![0; FRAME_MAX + 1];
-        let len = self.peer.recv(&mut frame).ok()?;
-        frame.truncate(len);
-        Some(frame)
-    }
-
-    fn bytes(&self, page: u64, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        let offset = (RING_PAGES + page) * PAGE_SIZE;
-        self.buffer.read(offset, &mut bytes).unwrap();
-        bytes
-    }
-
     fn receive(&mut self, receive: &mut Receive) -> Turn {
         let turn = receive.turn(&mut self.ring, &self.memory, &self.tap);
         turn.unwrap()
     }
-}
-
-/// A frame with a header of zeroes.
-fn frame(len: usize) -> Vec<u8> {
-    let mut frame: Vec<u8> = (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect();
-    let header = len.min(HEADER);
-    frame[..header].fill(0);
-    frame
 }
 
 #[test]
