@@ -94,7 +94,8 @@ fn a_hostile_guest_ends_no_nic_and_disturbs_no_other_guest() {
     }
     for (nic, worker) in nics.into_iter().chain([attacked]).zip(workers) {
         // A worker that had ended would have a successor.
-        assert_eq!(nic.processes().unwrap()[1], worker);
+        let log = nic.log().unwrap();
+        assert_eq!(nic.processes().unwrap()[1], worker, "{log}");
         nic.signal(Signal::TERM).unwrap();
         let (status, text) = nic.end().unwrap();
         assert!(status.success(), "{text}");
