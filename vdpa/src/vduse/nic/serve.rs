@@ -187,7 +187,11 @@ impl Nic {
     fn messages(&mut self) -> Result<(), Error> {
         while let Some(message) = self.device.message()? {
             let (done, base) = self.handle(&message);
-            self.device.answer(&message, done, base)?;
+            // The process that waited may have been killed. That does not concern the others.
+            if let Err(error) = self.device.answer(&message, done, base) {
+                let error: &dyn std::error::Error = &error;
+                tracing::debug!(error, "the kernel takes no answer");
+            }
         }
         Ok(())
     }
