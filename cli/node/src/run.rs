@@ -38,7 +38,7 @@ use super::watcher::Watcher;
 const WORKERS_MAX: usize = 64;
 /// How long an idle thread lives.
 const WORKER_IDLE: Duration = Duration::from_secs(10);
-/// Between two looks at the processes of software NICs.
+/// The interval of checks of the processes of software NICs.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(5);
 /// The time limit for running steps at shutdown. The next daemon rolls back interrupted ones.
 const LAST_STEPS: Duration = Duration::from_secs(30);

@@ -24,7 +24,7 @@ use vmm::config::MacAddress;
 use crate::commands::parse;
 use crate::signals::StopSignals;
 
-/// Between two looks at signals and the users of the device.
+/// The interval of checks for signals, and for users of the device.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Run a NIC without hardware: a vDPA device on a bridge or a tap

@@ -138,13 +138,13 @@ fn wait(mut child: Child, signals: &StopSignals) -> Result<Code, Error> {
     let failed = "cannot wait for the process of the VM";
     let pid = Pid::from_child(&child);
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(Error::context(failed))?;
-    let mut is_told = false;
+    let mut is_forwarded = false;
     loop {
         if let Some(status) = child.try_wait().map_err(Error::context(failed))? {
             return Ok(Code::of(status));
         }
-        if signals.received().is_some() && !is_told {
-            is_told = true;
+        if signals.received().is_some() && !is_forwarded {
+            is_forwarded = true;
             // It may have ended meanwhile.
             let _ = pidfd_send_signal(&pidfd, Signal::TERM);
         }

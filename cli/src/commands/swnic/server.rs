@@ -21,7 +21,7 @@ use vdpa_mgmt::nic::server::ServerLock;
 use super::{Arguments, failed};
 use crate::signals::StopSignals;
 
-/// Between two looks at a worker that may be stopped, and at the size of the log.
+/// The interval of checks for a stopped worker and a large log.
 const PERIOD: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -34,16 +34,16 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LOG_MAX: u64 = 16 << 20;
 
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let keeper = Keeper::new(arguments).inspect_err(|error| {
+    let server = Server::new(arguments).inspect_err(|error| {
         // The parent reports it.
         println!("{}", vdpa::causes::in_one_line(error));
     })?;
-    keeper.run()?;
+    server.run()?;
     Ok(Code::Success)
 }
 
-/// What stays open while workers come and go. The device is closed before it is deleted.
-struct Keeper<'a> {
+/// The files that stay open when a worker ends. The device is closed before it is deleted.
+struct Server<'a> {
     arguments: &'a Arguments,
     signals: StopSignals,
     tap: OwnedFd,
@@ -52,7 +52,7 @@ struct Keeper<'a> {
     lock: ServerLock,
 }
 
-impl<'a> Keeper<'a> {
+impl<'a> Server<'a> {
     fn new(arguments: &'a Arguments) -> Result<Self, Error> {
         let name = &arguments.name;
         let signals = StopSignals::note().map_err(Error::context("cannot catch signals"))?;

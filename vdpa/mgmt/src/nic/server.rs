@@ -35,10 +35,10 @@ const READY: &str = "ready";
 const ERROR_MAX: u64 = 4096;
 /// Variables that the process receives. The others may be secrets.
 const KEPT: [&str; 2] = ["BELLHOP_LOG_FORMAT", "RUST_BACKTRACE"];
-/// Between two looks at a process that should end.
+/// The interval of checks of a process that should end.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What a process serves, beside the name of the NIC.
+/// The settings of a software NIC that its process needs, beside the name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Service {

@@ -58,7 +58,7 @@ impl Nics {
         self.check_network(&mgmtdev()?)
     }
 
-    /// What the process of a requested NIC serves.
+    /// The settings for the process of a requested NIC.
     fn service(&self, request: &NicRequest) -> Result<Service, NicError> {
         let bridge = request
             .connectivity
@@ -106,7 +106,7 @@ impl Nics {
         server::start(program, name, service, self.patience).map_err(NicError::Server)
     }
 
-    /// Ends the process of a NIC, and deletes what it served.
+    /// Ends the process of a NIC, and deletes its VDUSE device and tap.
     pub(super) fn unserve(&self, name: &str, service: &Service) -> Result<(), NicError> {
         server::stop(name, self.patience).map_err(NicError::Server)?;
         if Control::exists(name) {

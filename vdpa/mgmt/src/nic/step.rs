@@ -65,7 +65,7 @@ pub enum Step {
     },
     /// A process was started that serves a software NIC, with a tap and a VDUSE device.
     Serve {
-        /// What it serves.
+        /// Its settings.
         service: Service,
     },
     /// The vDPA device was added. It has the NIC's name.

@@ -8,8 +8,8 @@
 //!                   rings at their positions -+
 //! ```
 //! A process that follows another one begins active if the driver uses the device. Each message is
-//! handled between two turns of the queues. A ring that is not mapped at the
-//! moment waits for the next change of the mappings.
+//! handled between two turns of the queues. A ring that is not mapped at the moment waits for the
+//! next change of the mappings.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
@@ -255,8 +255,8 @@ impl Nic {
     }
 
     /// Continues for a driver that uses the device already: it has enabled a queue, which a reset
-    /// disables. The rings show what the process before has done. Frames that it had taken and not
-    /// returned are taken again.
+    /// disables. The rings show the position of the process before. Frames that it had taken
+    /// and not returned are taken again.
     fn resume(&mut self) -> Result<(), Error> {
         let features = self.device.features()?;
         let packed = features & 1 << VIRTIO_F_RING_PACKED != 0;
