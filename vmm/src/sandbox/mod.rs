@@ -70,11 +70,16 @@ pub fn enter_empty(user: u32, thread: seccomp::Thread) -> Result<(), crate::Erro
             crate::Error::host("cannot enter the sandbox").because(error)
         }
     };
+    let parent = rustix::process::getppid();
     namespaces::enter_empty().map_err(failed("build the root directory"))?;
     privileges::become_user(user).map_err(failed("change to the user"))?;
     privileges::give_up().map_err(failed("give up the privileges"))?;
     // After the change of the user, which clears it.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| failed("follow the parent")(error.into()))?;
+    if rustix::process::getppid() != parent {
+        // It ended before the request.
+        return Err(failed("follow the parent")(io::ErrorKind::NotFound.into()));
+    }
     seccomp::confine(thread)
 }
