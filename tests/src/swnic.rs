@@ -68,11 +68,6 @@ impl Swnic {
         &self.name
     }
 
-    /// The process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// The process that keeps the tap and the device, and its worker, which moves the frames.
     ///
     /// # Errors

@@ -104,30 +104,36 @@ pub enum Code {
 }
 
 impl Code {
+    /// All but the signals.
+    const REPORTED: [Self; 12] = [
+        Self::Success,
+        Self::Failed,
+        Self::WrongCommandLine,
+        Self::GuestCrashed,
+        Self::NoDaemon,
+        Self::NotThere,
+        Self::TimedOut,
+        Self::Moved,
+        Self::Indeterminate,
+        Self::NotAllowed,
+        Self::Conflict,
+        Self::InvalidInput,
+    ];
+
     /// The code with which another process of this program ended.
     #[must_use]
     pub fn of(status: ExitStatus) -> Self {
-        const ALL: [Code; 12] = [
-            Code::Success,
-            Code::Failed,
-            Code::WrongCommandLine,
-            Code::GuestCrashed,
-            Code::NoDaemon,
-            Code::NotThere,
-            Code::TimedOut,
-            Code::Moved,
-            Code::Indeterminate,
-            Code::NotAllowed,
-            Code::Conflict,
-            Code::InvalidInput,
-        ];
-        let number = |number: i32| u8::try_from(number).unwrap_or(Self::Failed.number());
-        if let Some(signal) = status.signal() {
-            return Self::Signal(number(signal));
-        }
-        let code = number(status.code().unwrap_or(1));
-        let known = ALL.into_iter().find(|known| known.number() == code);
-        known.unwrap_or(Self::Signal(code.saturating_sub(128)))
+        let signal = status.signal().map(|signal| signal.saturating_add(128));
+        let ended = signal.or(status.code());
+        let Some(number) = ended.and_then(|number| u8::try_from(number).ok()) else {
+            return Self::Failed;
+        };
+        let known = Self::REPORTED
+            .into_iter()
+            .find(|code| code.number() == number);
+        known
+            .or(number.checked_sub(128).map(Self::Signal))
+            .unwrap_or(Self::Failed)
     }
 
     fn number(self) -> u8 {
@@ -161,25 +167,21 @@ mod tests {
 
     #[test]
     fn every_code_is_in_the_table() {
-        let codes = [
-            Code::Success,
-            Code::Failed,
-            Code::WrongCommandLine,
-            Code::GuestCrashed,
-            Code::NoDaemon,
-            Code::NotThere,
-            Code::TimedOut,
-            Code::Moved,
-            Code::Indeterminate,
-            Code::NotAllowed,
-            Code::Conflict,
-            Code::InvalidInput,
-        ];
+        let codes = Code::REPORTED;
         for (code, (name, _)) in codes.into_iter().zip(TABLE) {
             assert_eq!(code.number().to_string(), name);
         }
         assert_eq!(TABLE.len(), codes.len() + 1);
         assert_eq!(Code::Signal(15).number(), 143);
+        // As wait(2) reports them: the code in the second byte, a signal in the first.
+        for (raw, code) in [
+            (10 << 8, Code::Conflict),
+            (143 << 8, Code::Signal(15)),
+            (9, Code::Signal(9)),
+            (50 << 8, Code::Failed),
+        ] {
+            assert_eq!(Code::of(ExitStatus::from_raw(raw)), code);
+        }
         assert_eq!(Code::Signal(255).number(), 255);
         assert!(help().contains("\n  128+N  stopped by signal N"));
         assert!(help().contains("\n         doctor: a required part"));

@@ -77,6 +77,8 @@ pub(super) fn measure(arguments: &SwnicArguments) -> Result<()> {
     }
     let small = BellhopArguments::small()?.memory("256M");
     let swnic = Swnic::start("sw0", &["--tap", "tap0"])?;
+    let [_, worker] = swnic.processes()?;
+    let worker = u32::try_from(worker.as_raw_pid()).unwrap_or_default();
     let ours = Guest::start(&small.vdpa(swnic.path()))?;
     let small = BellhopArguments::small()?;
     let by_qemu = |tap: &str, vhost: bool| -> Result<Contender> {
@@ -87,7 +89,7 @@ pub(super) fn measure(arguments: &SwnicArguments) -> Result<()> {
     };
     let mut contenders = [
         Contender {
-            processes: vec![ours.pid(), swnic.pid()],
+            processes: vec![ours.pid(), worker],
             guest: ours,
         },
         by_qemu("tap1", false)?,

@@ -13,6 +13,7 @@ use crate::sim::vdpa;
 use crate::sriov::{SriovNic, VfDevice, set_link};
 use crate::vmm_process::{self, Cost};
 use serde::Serialize;
+use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// Frames, their size in bytes, and how many may be in flight at once.
@@ -100,15 +101,7 @@ pub(super) fn scenario(json: bool) -> Result<()> {
     }
     say("guests use", &format!("{queue_pairs} queue pairs each"));
 
-    let echo = format!("echo {FRAMES} {SILENCE}");
-    let send = format!("frames {FRAMES} {FRAME_BYTES} {WINDOW} to {}", macs[1]);
-    say(
-        "frames",
-        &format!("{FRAMES} of {FRAME_BYTES} random bytes, guest 1 to guest 2 and back …"),
-    );
-    second.listen(&echo)?;
-    let frames = first.command(&send)?;
-    let echoed = second.answer(&echo, Duration::from_secs(2 * SILENCE))?;
+    let (frames, echoed) = exchange(&mut first, &mut second, &macs[1])?;
     let frames_tx = number(&frames, "tx")?;
     let frames_rx = number(&frames, "rx")?;
     let frames_echoed = number(&echoed, "echoed")?;
@@ -178,6 +171,21 @@ pub(super) fn start(device: &VfDevice<'_>, prefix: &'static str) -> Result<Guest
         .show(prefix);
     say("start", &command_line(&arguments));
     Guest::start(&arguments)
+}
+
+/// Sends frames from one guest to another and back. Returns the answers of both. `mac` is the
+/// address of the second one.
+pub(super) fn exchange(first: &mut Guest, second: &mut Guest, mac: &str) -> Result<(Value, Value)> {
+    let echo = format!("echo {FRAMES} {SILENCE}");
+    let send = format!("frames {FRAMES} {FRAME_BYTES} {WINDOW} to {mac}");
+    say(
+        "frames",
+        &format!("{FRAMES} of {FRAME_BYTES} random bytes, guest 1 to guest 2 and back …"),
+    );
+    second.listen(&echo)?;
+    let frames = first.command(&send)?;
+    let echoed = second.answer(&echo, Duration::from_secs(2 * SILENCE))?;
+    Ok((frames, echoed))
 }
 
 /// Prints a guest's own view and returns its NIC's address.

@@ -3,7 +3,7 @@
 //! The lab host has only modules of Debian's kernel. 1,000 checked frames go from one guest to the
 //! other and back. Then both guests switch off, and their NICs are gone. It runs in the lab host.
 
-use super::sriov::{FRAME_BYTES, FRAMES, SILENCE, WINDOW, mac_in};
+use super::sriov::{FRAMES, exchange, mac_in};
 use super::{command_line, expect, number, say, table};
 use crate::bench::print_json;
 use crate::error::{Error, Result};
@@ -11,7 +11,6 @@ use crate::guest::{BellhopArguments, Guest};
 use crate::process::output;
 use serde::Serialize;
 use std::process::Command;
-use std::time::Duration;
 
 const BRIDGE: &str = "br0";
 
@@ -33,7 +32,10 @@ struct Report {
 /// # Errors
 /// Those of the helpers, and [`Error::Invalid`] for an unexpected result.
 pub(super) fn scenario(json: bool) -> Result<()> {
-    for words in ["link add br0 type bridge", "link set br0 up"] {
+    for words in [
+        format!("link add {BRIDGE} type bridge"),
+        format!("link set {BRIDGE} up"),
+    ] {
         say("", &format!("ip {words}"));
         output(Command::new("ip").args(words.split(' ')))?;
     }
@@ -41,15 +43,7 @@ pub(super) fn scenario(json: bool) -> Result<()> {
     let mut second = start("guest 2 |")?;
     let mac = [mac_in(&mut first)?, mac_in(&mut second)?];
 
-    let echo = format!("echo {FRAMES} {SILENCE}");
-    let send = format!("frames {FRAMES} {FRAME_BYTES} {WINDOW} to {}", mac[1]);
-    say(
-        "frames",
-        &format!("{FRAMES} of {FRAME_BYTES} random bytes, guest 1 to guest 2 and back …"),
-    );
-    second.listen(&echo)?;
-    let frames = first.command(&send)?;
-    let echoed = second.answer(&echo, Duration::from_secs(2 * SILENCE))?;
+    let (frames, echoed) = exchange(&mut first, &mut second, &mac[1])?;
     let report = Report {
         mac,
         frames_tx: number(&frames, "tx")?,

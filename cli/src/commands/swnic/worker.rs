@@ -16,8 +16,8 @@ use vmm::sandbox::seccomp::Thread;
 
 use super::{Arguments, failed};
 
-/// The user `nobody`. Each worker has namespaces and filters of its own, so they need no users of
-/// their own.
+/// The user without files (65534). Each worker has namespaces and filters of its own, so all can
+/// have the same user.
 const USER: u32 = 65534;
 
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {

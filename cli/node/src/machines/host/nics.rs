@@ -268,10 +268,10 @@ impl Machines {
         let _one = self.nics.lock();
         let served = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
         let mut served = served.unwrap_or_default();
-        served.retain(|nic| nic.state() == State::Made && nic.is_software());
-        if served.is_empty() {
-            return;
-        }
+        served.retain(|nic| {
+            let has_process = || nic::server::holder(nic.name()).is_ok_and(|pid| pid.is_some());
+            nic.state() == State::Made && nic.is_software() && !has_process()
+        });
         for nic in served {
             let name = nic.name();
             match Nics::open().and_then(|nics| nics.serve_again(&nic)) {
