@@ -46,6 +46,15 @@ impl VirtioNetConfig {
     }
 }
 
+/// Follows [`VirtioNetConfig`] in the configuration of a software NIC of Bellhop. Drivers ignore it
+/// (virtio 1.3, 2.5.1). It says that the device
+/// * receives every frame for its port, whatever address, VLAN or mode a driver sets,
+/// * has queue pairs only, and uses each pair that the driver enables.
+///
+/// Such a device carries out control commands by doing nothing. VDUSE refuses CTRL_VQ, so the VMM
+/// offers the control queue in its place.
+pub const UNFILTERED: [u8; 8] = *b"unfilter";
+
 /// The fields that a device reports; `None` if it lacks the feature for one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct NetConfig {
