@@ -63,7 +63,9 @@ fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
     let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
     let on = |mac| ["--bridge", bridge.0, "--mac", mac, "--mtu", "9000"];
     let split = Swnic::start("lab-sw0", &[&on(macs[0])[..], &["--split"]].concat()).unwrap();
-    let packed = Swnic::start("lab-sw1", &on(macs[1])).unwrap();
+    // The guest uses the pairs that its VMM offers.
+    let words = [&on(macs[1])[..], &["--queue-pairs", "2"]].concat();
+    let packed = Swnic::start("lab-sw1", &words).unwrap();
     assert!(Path::new("/sys/class/net/lab-swbr/brif/lab-sw1").exists());
 
     let mut guests = [start(&split, 1), start(&packed, 2)];
@@ -179,7 +181,8 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     let bridge = Bridge::add("lab-swbr");
     let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
     let on = |mac| ["--bridge", bridge.0, "--mac", mac];
-    let split = Swnic::start("lab-sw0", &[&on(macs[0])[..], &["--split"]].concat()).unwrap();
+    let words = [&on(macs[0])[..], &["--split", "--queue-pairs", "2"]].concat();
+    let split = Swnic::start("lab-sw0", &words).unwrap();
     let packed = Swnic::start("lab-sw1", &on(macs[1])).unwrap();
     let mut guest = start(&split, 1);
     let mut peer = start(&packed, 1);

@@ -16,7 +16,7 @@ use std::time::Duration;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::{Entry, Format, Layout, Listing};
-use vdpa::vduse::nic::{Configuration, PACKED};
+use vdpa::vduse::nic::{Configuration, PACKED, PAIRS_MAX};
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::nic::{MadeNic, NicRequest, Nics, RemoveError, SOFTWARE, Store};
 use vmm::config::MacAddress;
@@ -74,6 +74,16 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
     mtu: Option<u16>,
 
+    /// Queue pairs, at most 16. A guest uses several only if its VMM offers a control queue, which
+    /// VDUSE refuses
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(PAIRS_MAX))
+    )]
+    queue_pairs: u16,
+
     /// Do not offer packed rings
     #[arg(long)]
     split: bool,
@@ -101,6 +111,7 @@ impl Arguments {
         Configuration {
             mac: self.mac.map_or([0; 6], MacAddress::bytes),
             mtu: self.mtu.unwrap_or_default(),
+            pairs: self.queue_pairs,
             features: self.device_features.unwrap_or(u64::MAX),
         }
     }
@@ -110,6 +121,7 @@ impl Arguments {
         NicRequest {
             mac: self.mac.map(MacAddress::bytes),
             mtu: self.mtu,
+            max_vqp: Some(self.queue_pairs),
             device_features: self.split.then_some(!PACKED),
             connectivity: bridge.map(|bridge| Connectivity {
                 bridge: Some(bridge),

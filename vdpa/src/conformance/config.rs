@@ -3,13 +3,13 @@
 use super::rule::Rule;
 use super::subject::Subject;
 use super::verdict::{Attempt, fail, noted, pass, skipped};
-use crate::netdev::NetConfig;
+use crate::netdev::{NetConfig, UNFILTERED, VirtioNetConfig};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "config.size",
-        rule: "the configuration is as long as the device's structure, or a register window of \
-               whole pages",
+        rule: "the configuration is as long as the device's structure, which the mark of a \
+               software NIC of Bellhop may follow, or a register window of whole pages",
         source: "virtio 1.3, 5.1.4 (struct virtio_net_config) and 4.1.4",
         check: size,
     },
@@ -40,6 +40,11 @@ fn size(subject: &Subject<'_>) -> Attempt {
     subject.is_network()?;
     let (device, _iotlb) = subject.own()?;
     let size = device.config_size();
+    let mut mark = [0; UNFILTERED.len()];
+    let at = u32::try_from(VirtioNetConfig::LEN).unwrap_or(u32::MAX);
+    if device.read_config(at, &mut mark).is_ok() && mark == UNFILTERED {
+        return Ok(noted(format!("{at} bytes, and a mark")));
+    }
     Ok(if NET_SIZES.contains(&size) {
         noted(format!("{size} bytes"))
     } else if size > 0 && size.is_multiple_of(4096) {

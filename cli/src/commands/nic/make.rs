@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u16).range(68..))]
     mtu: Option<u16>,
 
-    /// Its queue pairs
+    /// Its queue pairs; at most 16 with --from software
     #[arg(
         long,
         alias = "max-vqp",

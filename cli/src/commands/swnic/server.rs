@@ -62,7 +62,8 @@ impl<'a> Server<'a> {
         let (created, device) = if Control::exists(name) {
             reopen(&control, name)
         } else {
-            control.create(name, &arguments.configuration().description())
+            let description = arguments.configuration().description();
+            description.and_then(|description| control.create(name, &description))
         }
         .map_err(failed)?;
         if arguments.own_tap {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use vdpa::vduse::nic::PAIRS_MAX;
+
 use super::phase::Phase;
 use super::record::BadOwner;
 use super::step::Step;
@@ -64,6 +66,9 @@ pub enum NicError {
         /// The requested setting.
         what: &'static str,
     },
+    /// A software NIC cannot have so many queue pairs.
+    #[error("a software NIC has 1 to {PAIRS_MAX} queue pairs, not {0}")]
+    QueuePairs(u16),
     /// Subfunctions are created in switchdev mode only. The mode is not changed here, because links
     /// of virtual functions would go down meanwhile.
     #[error(

@@ -52,6 +52,13 @@ pub struct Service {
     pub mtu: u16,
     /// The virtio features to offer, as a mask.
     pub features: u64,
+    /// The queue pairs. Records of older programs do not have them.
+    #[serde(default = "one_pair")]
+    pub pairs: u16,
+}
+
+const fn one_pair() -> u16 {
+    1
 }
 
 impl Service {
@@ -64,6 +71,7 @@ impl Service {
         words.extend(["--mtu".to_owned(), self.mtu.to_string()]);
         let features = format!("{:#x}", self.features);
         words.extend(["--device-features".to_owned(), features]);
+        words.extend(["--queue-pairs".to_owned(), self.pairs.to_string()]);
         if self.is_own_tap {
             words.push("--own-tap".to_owned());
         }
@@ -268,11 +276,26 @@ mod tests {
             mac: [2, 0, 0, 0, 0, 7],
             mtu: 9000,
             features: 1 << 33,
+            pairs: 4,
         };
         let words = service.arguments("sw0").join(" ");
         let expected = "swnic sw0 --serve --tap tap0 --mac 02:00:00:00:00:07 --mtu 9000 \
-                        --device-features 0x200000000 --own-tap";
+                        --device-features 0x200000000 --queue-pairs 4 --own-tap";
         assert_eq!(words, expected);
+    }
+
+    #[test]
+    fn a_record_without_queue_pairs_has_one() {
+        let record =
+            r#"{"tap":"tap0","is_own_tap":true,"mac":[2,0,0,0,0,7],"mtu":1500,"features":0}"#;
+        let service: Service = serde_json::from_str(record).unwrap();
+        assert_eq!(service.pairs, 1);
+        let service = Service {
+            pairs: 16,
+            ..service
+        };
+        let record = serde_json::to_string(&service).unwrap();
+        assert_eq!(serde_json::from_str::<Service>(&record).unwrap(), service);
     }
 
     #[test]

@@ -8,7 +8,8 @@
 
 use std::path::Path;
 
-use vdpa::vduse::{Control, nic::Tap};
+use vdpa::vduse::Control;
+use vdpa::vduse::nic::{PAIRS_MAX, Tap};
 
 use super::connect::Subject;
 use super::error::NicError;
@@ -42,16 +43,15 @@ impl Nics {
         let settings = [
             (request.rates.is_some(), "rates"),
             (request.virtual_functions.is_some(), "virtual functions"),
-            (
-                request.max_vqp.is_some_and(|pairs| pairs > 1),
-                "second queue pair",
-            ),
         ];
         if let Some(&(_, what)) = settings.iter().find(|one| one.0) {
             let from = request.from.clone();
             return Err(NicError::NoSettings { from, what });
         }
         let service = self.service(request)?;
+        if !(1..=PAIRS_MAX).contains(&service.pairs) {
+            return Err(NicError::QueuePairs(service.pairs));
+        }
         if service.is_own_tap && existing(Links::open()?.link(&service.tap))?.is_some() {
             return Err(NicError::TapTaken(service.tap));
         }
@@ -79,6 +79,7 @@ impl Nics {
             mac: request.mac.unwrap_or_else(|| address(&request.name)),
             mtu,
             features: request.device_features.unwrap_or(u64::MAX),
+            pairs: request.max_vqp.unwrap_or(1),
         })
     }
 

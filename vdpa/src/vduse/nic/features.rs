@@ -13,7 +13,9 @@ use virtio_bindings::virtio_net::{
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use super::super::Description;
+use crate::Error;
 use crate::control_queue::MacAddress;
+use crate::netdev::{UNFILTERED, VirtioNetConfig};
 
 /// The feature of packed rings, as a mask.
 pub const PACKED: u64 = 1 << VIRTIO_F_RING_PACKED;
@@ -39,8 +41,8 @@ pub const OFFERED: u64 = REQUIRED
     | 1 << VIRTIO_NET_F_MTU
     | 1 << VIRTIO_NET_F_STATUS;
 
-/// Receive and transmit queue. VDUSE refuses a control queue, without which there is one pair.
-pub const QUEUES: usize = 2;
+/// Most queue pairs of a device.
+pub const PAIRS_MAX: u16 = 16;
 /// The MTU of a driver without the feature.
 const USUAL_MTU: u16 = 1500;
 /// Entries of each queue.
@@ -53,27 +55,47 @@ pub struct Configuration {
     pub mac: MacAddress,
     /// Largest packet in bytes, without the Ethernet header.
     pub mtu: u16,
+    /// Pairs of a receive and a transmit queue, 1 to [`PAIRS_MAX`].
+    pub pairs: u16,
     /// The features to offer, of [`OFFERED`]; those that VDUSE requires are always among them.
     pub features: u64,
 }
 
 impl Configuration {
     /// The device for [`Control::create`](super::super::Control::create).
-    #[must_use]
-    pub fn description(&self) -> Description {
+    ///
+    /// VDUSE refuses CTRL_VQ, without which a driver uses the first pair only. The VMM offers it,
+    /// and MQ, for a device with [`UNFILTERED`].
+    ///
+    /// # Errors
+    /// The number of pairs is not possible.
+    pub fn description(&self) -> Result<Description, Error> {
         let status = u16::try_from(VIRTIO_NET_S_LINK_UP).unwrap_or(1);
-        Description {
+        let mut config = [
+            &self.mac[..],
+            &status.to_le_bytes(),
+            &self.pairs.to_le_bytes(),
+            &self.mtu.to_le_bytes(),
+        ]
+        .concat();
+        config.resize(VirtioNetConfig::LEN, 0);
+        config.extend(UNFILTERED);
+        Ok(Description {
             device_id: VIRTIO_ID_NET,
             features: self.features(),
-            queues: vec![QUEUE_SIZE; QUEUES],
-            config: [
-                &self.mac[..],
-                &status.to_le_bytes(),
-                &1_u16.to_le_bytes(),
-                &self.mtu.to_le_bytes(),
-            ]
-            .concat(),
-        }
+            queues: vec![QUEUE_SIZE; usize::from(self.checked_pairs()?) * 2],
+            config,
+        })
+    }
+
+    pub(super) fn checked_pairs(&self) -> Result<u16, Error> {
+        let pairs = Some(self.pairs).filter(|pairs| (1..=PAIRS_MAX).contains(pairs));
+        pairs.ok_or_else(|| {
+            Error::other(format!(
+                "a software NIC has 1 to {PAIRS_MAX} queue pairs, not {}",
+                self.pairs
+            ))
+        })
     }
 
     pub(super) fn features(&self) -> u64 {

@@ -1,4 +1,5 @@
-//! A queue of the device between any driver, frames, mappings and messages.
+//! A queue of the device between any driver, frames, mappings and messages. A receive queue is the
+//! first or the second one of two, and the driver does not enable the other.
 //!
 //! It is for the fuzz target `vduse`, and for the tests below, which need no fuzzer.
 //!
@@ -85,6 +86,8 @@ struct World {
     features: RingFeatures,
     transmits: bool,
     mergeable: bool,
+    /// The number of the receive queue.
+    queue: usize,
     mappings: Mappings,
     memory: Option<DeviceMemory>,
     /// Where the ring is, or continues.
@@ -132,12 +135,13 @@ impl World {
             features,
             transmits: has(1),
             mergeable: has(2),
+            queue: usize::from(has(5)),
             mappings: Mappings::default(),
             memory: None,
             ring: None,
             base: VringBase::initial(features.packed),
             is_broken: false,
-            receive: Receive::new(),
+            receive: Receive::new(2),
             transmit: Transmit::new(),
             honest: true,
             buffers: HashMap::new(),
@@ -216,13 +220,17 @@ impl World {
             return;
         };
         let turn = if self.transmits {
-            self.transmit.turn(ring, memory, &self.rig.tap)
+            let turn = self.transmit.turn(ring, memory, &self.rig.tap);
+            turn.map(drop).map_err(|error| Fault::Ring(0, error))
         } else {
-            self.receive.turn(ring, memory, &self.rig.tap)
+            let mut rings = [None, None];
+            rings[self.queue] = Some(ring);
+            let turn = self.receive.turn(&mut rings, memory, &self.rig.tap);
+            turn.map(drop)
         };
         match turn {
-            Ok(_) => {}
-            Err(Fault::Ring(error)) => {
+            Ok(()) => {}
+            Err(Fault::Ring(_, error)) => {
                 assert!(!self.honest, "{error}");
                 self.leave();
                 self.is_broken = true;
@@ -333,7 +341,9 @@ impl World {
         match ring {
             Ok(ring) => {
                 self.ring = Some(ring);
-                self.receive.restart(self.mergeable, SIZE);
+                let is_in_use = self.base != VringBase::initial(self.features.packed);
+                self.receive
+                    .restart(self.queue, self.mergeable, SIZE, is_in_use);
             }
             Err(error) => assert!(!self.honest, "{error}"),
         }
@@ -355,6 +365,7 @@ impl World {
                 // The driver begins anew, which its model does not.
                 self.honest = false;
                 self.ring = None;
+                self.receive.stop();
                 self.is_broken = false;
                 self.base = VringBase::initial(self.features.packed);
                 self.place();
@@ -465,11 +476,14 @@ mod tests {
     #[test]
     fn the_corpus_of_the_software_nic_loses_nothing() {
         let seeds = || {
-            let valid = (0..16).map(|variant| encoded(variant, &valid()));
-            let mut seeds: Vec<_> = valid.collect();
+            let first = (0..16).map(|variant| encoded(variant, &valid()));
+            let mut seeds: Vec<_> = first.collect();
             seeds.extend((0..8).map(|variant| encoded(variant, &hostile())));
             seeds.extend((0..8).map(|variant| encoded(variant, &scarce())));
             seeds.extend(generated(32, step()));
+            for steps in [valid(), hostile(), scarce()] {
+                seeds.extend([32, 33, 36, 37].map(|variant| encoded(variant, &steps)));
+            }
             seeds
         };
         crate::corpus::replay("vduse", seeds, serve_anything);

@@ -1,8 +1,8 @@
 //! A network device in userspace between a driver's rings and a tap.
 //!
 //! ```text
-//!   driver's ring 1 --Transmit--> tap --> bridge          messages --Nic--> rings, memory
-//!   driver's ring 0 <--Receive--- tap <-- bridge          stop eventfd --> the end
+//!   driver's rings 1, 3, … --Transmit--> tap --> bridge     messages --Nic--> rings, memory
+//!   driver's rings 0, 2, … <--Receive--- tap <-- bridge     stop eventfd --> the end
 //! ```
 //! One thread does all of it: [`Nic::serve`]. So a change of mappings never meets an access, and
 //! there is no lock. A frame is copied once, with its virtio-net header, on its way to the driver's
@@ -11,6 +11,7 @@
 //! change at any time. A driver that breaks a ring stops that ring until it resets the device.
 
 mod features;
+mod flow;
 #[cfg(any(test, feature = "fuzz"))]
 #[allow(
     clippy::unwrap_used,
@@ -30,7 +31,7 @@ mod serve;
 mod tap;
 mod transmit;
 
-pub use self::features::{Configuration, OFFERED, PACKED, QUEUES};
+pub use self::features::{Configuration, OFFERED, PACKED, PAIRS_MAX};
 #[cfg(any(test, feature = "fuzz"))]
 pub use self::fuzz::serve_anything;
 pub use self::serve::Nic;
@@ -40,10 +41,10 @@ pub use self::tap::Tap;
 const HEADER: usize = 12;
 /// The largest frame with segmentation offload, with an Ethernet and a VLAN header.
 const FRAME_MAX: usize = HEADER + 18 + 65535;
-/// Frames per turn of a queue: the other queue and messages wait no longer.
+/// Frames per turn: the other queues and messages wait no longer.
 const BUDGET: usize = 64;
 
-/// The result of a turn.
+/// The result of a transmit queue's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Turn {
     /// More work is waiting, for which no event comes.

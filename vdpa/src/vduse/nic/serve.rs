@@ -1,4 +1,4 @@
-//! The thread of the device: messages of the kernel, the two queues, the tap.
+//! The thread of the device: messages of the kernel, the queues, the tap.
 //!
 //! ```text
 //!            DRIVER_OK: memory, rings           reset
@@ -22,7 +22,7 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::{Device, Mappings, Message, QueueInfo, Request};
-use super::features::{Configuration, QUEUES, is_usable};
+use super::features::{Configuration, PAIRS_MAX, is_usable};
 use super::receive::{Fault, Receive};
 use super::tap::Tap;
 use super::transmit::Transmit;
@@ -32,14 +32,13 @@ use crate::eventfd;
 use crate::memory::DeviceMemory;
 use crate::ring::{DeviceQueue, GuestRing, RingFeatures};
 
-const RECEIVE: usize = 0;
-
 /// Names of events; a queue's kick has the queue's number.
-const TAP: u64 = 16;
-const MESSAGE: u64 = 17;
-const STOP: u64 = 18;
+const TAP: u64 = 1 << 32;
+const MESSAGE: u64 = TAP + 1;
+const STOP: u64 = TAP + 2;
 
-/// Until the next attempt at an interrupt that came before the kernel had set DRIVER_OK.
+/// Until the next attempt at an interrupt that came before the kernel had set DRIVER_OK, or at a
+/// frame that delays others.
 const RETRY: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 1_000_000,
@@ -58,7 +57,7 @@ enum Begin {
     WhereTheRingIs,
 }
 
-/// One queue.
+/// One queue. Those with even numbers receive, and those with odd numbers transmit.
 #[derive(Debug)]
 struct Queue {
     kick: EventFd,
@@ -92,8 +91,10 @@ pub struct Nic {
     memory: Option<DeviceMemory>,
     /// The negotiated features, between DRIVER_OK and reset.
     active: Option<u64>,
-    queues: [Queue; QUEUES],
+    queues: Vec<Queue>,
     receive: Receive,
+    /// There may be a frame for the driver, or a buffer for one.
+    is_receiving: bool,
     transmit: Transmit,
 }
 
@@ -101,7 +102,7 @@ impl Nic {
     /// The device that was created from this configuration.
     ///
     /// # Errors
-    /// The limit of open files is reached.
+    /// The limit of open files is reached, or the configuration is not possible.
     pub fn new(device: Device, tap: Tap, configuration: &Configuration) -> Result<Self, Error> {
         let queue = || -> Result<Queue, Error> {
             Ok(Queue {
@@ -113,6 +114,7 @@ impl Nic {
                 owes_interrupt: false,
             })
         };
+        let pairs = usize::from(configuration.checked_pairs()?);
         Ok(Self {
             device,
             tap,
@@ -120,8 +122,9 @@ impl Nic {
             mappings: Mappings::default(),
             memory: None,
             active: None,
-            queues: [queue()?, queue()?],
-            receive: Receive::new(),
+            queues: (0..2 * pairs).map(|_| queue()).collect::<Result<_, _>>()?,
+            receive: Receive::new(pairs),
+            is_receiving: false,
             transmit: Transmit::new(),
         })
     }
@@ -145,20 +148,14 @@ impl Nic {
         }
         add(self.device.as_fd(), MESSAGE, EventFlags::IN)?;
         add(stop, STOP, EventFlags::IN)?;
-        let mut events: Vec<Event> = Vec::with_capacity(8);
+        let mut events: Vec<Event> = Vec::with_capacity(self.queues.len() + 3);
         if let Err(error) = self.resume() {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "the NIC waits until its driver resets it");
             self.stop();
         }
         loop {
-            let wait = if self.queues.iter().any(|queue| queue.is_awake) {
-                Some(&NOW)
-            } else if self.queues.iter().any(|queue| queue.owes_interrupt) {
-                Some(&RETRY)
-            } else {
-                None
-            };
+            let wait = self.wait();
             events.clear();
             match epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), wait) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -168,19 +165,37 @@ impl Nic {
                 match event.data.u64() {
                     STOP => return Ok(()),
                     MESSAGE => self.messages()?,
-                    TAP => self.wake(RECEIVE),
-                    queue => self.wake(usize::try_from(queue).unwrap_or(QUEUES)),
+                    TAP => self.is_receiving = true,
+                    queue => self.wake(usize::try_from(queue).unwrap_or(usize::MAX)),
                 }
             }
-            for index in 0..QUEUES {
-                self.turn(index)?;
-            }
+            self.turns()?;
         }
+    }
+
+    /// The limit of the wait for events.
+    fn wait(&self) -> Option<&'static Timespec> {
+        let retries = |queue: &Queue| queue.owes_interrupt;
+        if self.is_receiving || self.queues.iter().any(|queue| queue.is_awake) {
+            Some(&NOW)
+        } else if self.is_delayed() || self.queues.iter().any(retries) {
+            Some(&RETRY)
+        } else {
+            None
+        }
+    }
+
+    /// Whether a frame delays others. Without memory no frame passes anyway.
+    fn is_delayed(&self) -> bool {
+        self.memory.is_some() && self.receive.is_delayed()
     }
 
     fn wake(&mut self, index: usize) {
         if let Some(queue) = self.queues.get_mut(index) {
             queue.is_awake = true;
+        }
+        if let Some(receives) = receives(index) {
+            self.receive.kicked(receives);
         }
     }
 
@@ -248,7 +263,7 @@ impl Nic {
         self.tap.start(features, self.receive.buffer())?;
         self.memory = self.mappings.read(&self.device)?;
         self.active = Some(features);
-        for index in 0..QUEUES {
+        for index in 0..self.queues.len() {
             self.take_over(index, Begin::AtBase)?;
         }
         Ok(())
@@ -261,7 +276,7 @@ impl Nic {
         let features = self.device.features()?;
         let packed = features & 1 << VIRTIO_F_RING_PACKED != 0;
         let mut is_used = false;
-        for number in (0..).take(QUEUES) {
+        for number in (0..).take(self.queues.len()) {
             is_used |= self.device.queue(number, packed)?.ready;
         }
         if !is_used || !is_usable(features, self.offered) {
@@ -270,7 +285,7 @@ impl Nic {
         self.tap.set_offloads(features)?;
         self.memory = self.mappings.read(&self.device)?;
         self.active = Some(features);
-        for index in 0..QUEUES {
+        for index in 0..self.queues.len() {
             if let Err(error) = self.take_over(index, Begin::WhereTheRingIs) {
                 self.broken(index, &error);
             }
@@ -291,6 +306,8 @@ impl Nic {
             queue.is_awake = false;
             queue.owes_interrupt = false;
         }
+        self.receive.stop();
+        self.is_receiving = false;
         self.active = None;
         self.memory = None;
         self.mappings.clear();
@@ -302,13 +319,13 @@ impl Nic {
             return Ok(());
         };
         let packed = features & 1 << VIRTIO_F_RING_PACKED != 0;
-        // Two queues, so it fits.
-        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        let number = number(index);
+        // Also for a queue that is not enabled: its first kick shows that it is.
+        self.device.set_kick(number, &queue.kick)?;
         let info = self.device.queue(number, packed)?;
         if !info.ready {
             return Ok(());
         }
-        self.device.set_kick(number, &queue.kick)?;
         let base = match begin {
             Begin::AtBase => info.base.at_used(),
             Begin::WhereTheRingIs => self.ring(&info, features)?.used_position()?,
@@ -339,9 +356,11 @@ impl Nic {
         let ring = self.ring(&info, features)?;
         let size = ring.size();
         let ring = DeviceQueue::new(ring, info.base, RingFeatures::of(features))?;
-        if index == RECEIVE {
+        if let Some(receives) = receives(index) {
             let mergeable = features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
-            self.receive.restart(mergeable, size);
+            let packed = features & 1 << VIRTIO_F_RING_PACKED != 0;
+            let is_in_use = info.base != VringBase::initial(packed);
+            self.receive.restart(receives, mergeable, size, is_in_use);
         }
         if let Some(queue) = self.queues.get_mut(index) {
             queue.ring = Some(ring);
@@ -358,7 +377,7 @@ impl Nic {
         self.queues.iter_mut().for_each(Queue::leave);
         self.memory = None;
         self.memory = self.mappings.read(&self.device)?;
-        for index in 0..QUEUES {
+        for index in 0..self.queues.len() {
             if let Err(error) = self.place(index) {
                 let error: &dyn std::error::Error = &error;
                 tracing::warn!(error, queue = index, "the driver has unmapped a ring");
@@ -367,36 +386,84 @@ impl Nic {
         Ok(())
     }
 
-    /// One turn of a queue that may have work.
-    fn turn(&mut self, index: usize) -> Result<(), Error> {
-        let Some(queue) = self.queues.get(index) else {
-            return Ok(());
-        };
-        if queue.is_awake && queue.info.is_none() && !queue.is_broken {
-            // Enabled after DRIVER_OK, which only its kick shows.
-            if let Err(error) = self.take_over(index, Begin::AtBase) {
-                self.broken(index, &error);
+    /// One turn of each queue that may have work. Receive queues share theirs, which precedes that
+    /// of each transmit queue.
+    fn turns(&mut self) -> Result<(), Error> {
+        self.is_receiving |= self.is_delayed();
+        for index in 0..self.queues.len() {
+            self.enter(index);
+            match receives(index) {
+                Some(_) => self.receive()?,
+                None => self.transmit(index)?,
             }
         }
+        for index in 0..self.queues.len() {
+            self.interrupt(index)?;
+        }
+        Ok(())
+    }
+
+    /// Takes over a queue that was enabled after DRIVER_OK, which only its kick shows.
+    fn enter(&mut self, index: usize) {
+        if let Some(queue) = self.queues.get(index)
+            && queue.is_awake
+            && queue.info.is_none()
+            && !queue.is_broken
+            && let Err(error) = self.take_over(index, Begin::AtBase)
+        {
+            self.broken(index, &error);
+        }
+        if let Some(queue) = self.queues.get_mut(index)
+            && receives(index).is_some()
+        {
+            self.is_receiving |= std::mem::take(&mut queue.is_awake);
+        }
+    }
+
+    /// A turn of the receive queues.
+    fn receive(&mut self) -> Result<(), Error> {
+        let is_receiving = std::mem::take(&mut self.is_receiving);
+        let (true, Some(memory)) = (is_receiving, &self.memory) else {
+            return Ok(());
+        };
+        let mut rings = [const { None }; PAIRS_MAX as usize];
+        for (ring, queue) in rings.iter_mut().zip(self.queues.iter_mut().step_by(2)) {
+            *ring = queue.ring.as_mut();
+        }
+        match self.receive.turn(&mut rings, memory, &self.tap) {
+            Ok(again) => self.is_receiving = again,
+            Err(Fault::Ring(receives, error)) => {
+                self.broken(2 * receives, &error);
+                self.is_receiving = true;
+            }
+            Err(Fault::Tap(error)) => return Err(error),
+        }
+        for index in (0..self.queues.len()).step_by(2) {
+            if self.receive.take_interrupt(index / 2)
+                && let Some(queue) = self.queues.get_mut(index)
+            {
+                queue.owes_interrupt = true;
+                self.interrupt(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A turn of a transmit queue.
+    fn transmit(&mut self, index: usize) -> Result<(), Error> {
         let Some(queue) = self.queues.get_mut(index) else {
             return Ok(());
         };
         let is_awake = std::mem::take(&mut queue.is_awake);
         let (true, Some(ring), Some(memory)) = (is_awake, &mut queue.ring, &self.memory) else {
-            return self.interrupt(index);
+            return Ok(());
         };
-        let result = if index == RECEIVE {
-            self.receive.turn(ring, memory, &self.tap)
-        } else {
-            self.transmit.turn(ring, memory, &self.tap)
-        };
-        match result {
+        match self.transmit.turn(ring, memory, &self.tap) {
             Ok(turn) => {
                 queue.is_awake = turn.again;
                 queue.owes_interrupt |= turn.interrupt;
             }
-            Err(Fault::Ring(error)) => self.broken(index, &error),
-            Err(Fault::Tap(error)) => return Err(error),
+            Err(error) => self.broken(index, &error),
         }
         self.interrupt(index)
     }
@@ -419,11 +486,20 @@ impl Nic {
         if let Some(queue) = self.queues.get_mut(index)
             && queue.owes_interrupt
         {
-            let number = u32::try_from(index).unwrap_or(u32::MAX);
-            queue.owes_interrupt = !self.device.interrupt(number)?;
+            queue.owes_interrupt = !self.device.interrupt(number(index))?;
         }
         Ok(())
     }
+}
+
+/// The kernel's number of a queue. There are few, so it fits.
+fn number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
+}
+
+/// The number of a queue among the receive queues, if it is one.
+fn receives(index: usize) -> Option<usize> {
+    index.is_multiple_of(2).then_some(index / 2)
 }
 
 /// Where a queue's ring is, or continues.

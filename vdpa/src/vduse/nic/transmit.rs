@@ -1,14 +1,14 @@
-//! Frames from the driver's transmit queue to the tap, without a copy in this process.
+//! Frames from the driver's transmit queues to the tap, without a copy in this process.
 
 use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 
-use super::receive::Fault;
 use super::tap::{Tap, Vectors};
 use super::{BUDGET, FRAME_MAX, HEADER, Turn};
+use crate::Error;
 use crate::memory::DeviceMemory;
 use crate::ring::{DeviceQueue, Direction, Piece};
 
-/// The state of the transmit queue beside its ring.
+/// The state of a turn of a transmit queue. All queues share it.
 #[derive(Debug, Default)]
 pub(super) struct Transmit {
     pieces: Vec<Piece>,
@@ -26,7 +26,7 @@ impl Transmit {
         ring: &mut DeviceQueue,
         memory: &DeviceMemory,
         tap: &Tap,
-    ) -> Result<Turn, Fault> {
+    ) -> Result<Turn, Error> {
         let mut again = true;
         ring.set_notifications(false)?;
         for _ in 0..BUDGET {
