@@ -144,13 +144,7 @@ fn query_queue(
     groups: u32,
     acked: BackendFeatures,
 ) -> Result<QueueInfo, Error> {
-    // The size of this queue if the parent reports it; 0 is no answer.
-    let own = handle.vring_state(uapi::get_vring_size(), queue).ok();
-    let max_size = own
-        .filter(|size| *size > 0)
-        .map_or(u32::from(common), |size| size)
-        .min(u32::from(RING_SIZE_MAX));
-    let max_size = u16::try_from(max_size).unwrap_or(RING_SIZE_MAX);
+    let max_size = query_max_size(handle, queue, common);
     if max_size == 0 {
         return Err(nonsense(0u32, "entries as the largest ring"));
     }
@@ -164,6 +158,15 @@ fn query_queue(
         group: query_group(handle, uapi::get_vring_group(), queue, groups)?,
         descriptor_group,
     })
+}
+
+/// The largest ring of a queue if the parent reports it, else `common`.
+pub(super) fn query_max_size(handle: &Handle, queue: u16, common: u16) -> u16 {
+    let own = handle.vring_state(uapi::get_vring_size(), queue).ok();
+    // 0 is no answer.
+    let own = own.filter(|size| *size > 0);
+    let max_size = own.unwrap_or(u32::from(common));
+    u16::try_from(max_size).map_or(RING_SIZE_MAX, |size| size.min(RING_SIZE_MAX))
 }
 
 /// The group of a queue, or of its rings; `None` if the parent has none.

@@ -3,7 +3,7 @@
 //!
 //! Rings are in `run.rs`, and the diagram of the states is in `state.rs`.
 
-use super::info::{ask, query_group};
+use super::info::{ask, query_group, query_max_size};
 use super::{
     ACCESS_PLATFORM, ACKNOWLEDGE, DRIVER, Device, FEATURES_OK, Operation, VERSION_1, other_status,
 };
@@ -106,8 +106,9 @@ impl Device {
     /// Moves the status to FEATURES_OK with `features` (virtio 1.3, 3.1.1).
     ///
     /// VERSION_1 must be among them. ACCESS_PLATFORM is added if the device offers it: the device
-    /// accesses memory through its IOTLB, whatever a guest assumes. Groups are read again. On some
-    /// parents (mlx5) the features decide the index of the control queue, and so its group.
+    /// accesses memory through its IOTLB, whatever a guest assumes. Groups and the largest rings are
+    /// read again. The features decide the index of the control queue, and so its group (mlx5), and
+    /// which queue has a ring of its size (vp_vdpa).
     ///
     /// # Errors
     /// The features are impossible; or the device refused, and was reset.
@@ -146,6 +147,7 @@ impl Device {
         }
         let groups = self.info.groups;
         for (index, queue) in (0..=u16::MAX).zip(&mut self.info.queues) {
+            queue.max_size = query_max_size(&self.handle, index, queue.max_size);
             let group = uapi::get_vring_group();
             queue.group = query_group(&self.handle, group, index, groups)?;
             if self.acked.contains(BackendFeatures::DESC_ASID) {
