@@ -37,6 +37,8 @@ pub enum Reason {
     MissingDependency,
     /// The user withholds it.
     ByUser,
+    /// Few devices have it, and a guest that uses it could not move to others.
+    Rare,
     /// Not known for this device type.
     Unknown,
 }
@@ -57,6 +59,7 @@ impl fmt::Display for Reason {
             Self::NeedsPartner => "it needs a second device",
             Self::MissingDependency => "a feature that it needs is missing",
             Self::ByUser => "switched off by the user",
+            Self::Rare => "few devices have it, and the guest could not move to others",
             Self::Unknown => "not known for this device type",
         })
     }

@@ -169,6 +169,12 @@ pub trait Backend: Send + fmt::Debug {
     /// Feature bits to offer. VERSION_1 is always among them.
     fn features(&self) -> u64;
 
+    /// Returns the features to offer to a driver that negotiated `chosen` with another device. They
+    /// are at least those of [`Backend::features`].
+    fn features_for(&self, _chosen: u64) -> u64 {
+        self.features()
+    }
+
     /// Returns the purpose of `queue` of the active device, by its type and the negotiated
     /// features.
     fn queue_role(&self, _queue: u16) -> QueueRole {

@@ -49,7 +49,7 @@ const RX_CLASS: u8 = code(net::VIRTIO_NET_CTRL_RX, 0)[0];
 
 /// The features that are guest offloads. An offload's bit in the command is the feature's bit
 /// (virtio 1.3, 5.1.6.5.6.1).
-const GUEST_OFFLOADS: u64 = 1 << net::VIRTIO_NET_F_GUEST_CSUM
+pub const GUEST_OFFLOADS: u64 = 1 << net::VIRTIO_NET_F_GUEST_CSUM
     | 1 << net::VIRTIO_NET_F_GUEST_TSO4
     | 1 << net::VIRTIO_NET_F_GUEST_TSO6
     | 1 << net::VIRTIO_NET_F_GUEST_ECN

@@ -93,10 +93,14 @@ const CFG_TYPE_DEVICE: u8 = 4;
 const CFG_TYPE_PCI: u8 = 5;
 const CAPABILITY_LEN: u8 = 16;
 const LONG_CAPABILITY_LEN: u8 = 20;
+/// Offset of `length` in `struct virtio_pci_cap`.
+const LENGTH: u8 = 12;
 
 /// Offsets of capabilities in configuration space that the transport accesses.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Capabilities {
+    /// The length of device configuration in its `struct virtio_pci_cap`; `None`: there is none.
+    pub(super) config_len: Option<u8>,
     /// `struct virtio_pci_cfg_cap`.
     pub(super) pci_cfg: u8,
     /// MSI-X.
@@ -171,12 +175,13 @@ pub(super) fn config_space(
     let common = capability(CAPABILITY_LEN, CFG_TYPE_COMMON, COMMON, COMMON_LEN);
     let isr = capability(CAPABILITY_LEN, CFG_TYPE_ISR, ISR, ISR_LEN);
     let device = capability(CAPABILITY_LEN, CFG_TYPE_DEVICE, DEVICE, config_len);
-    for body in [common, isr, device] {
-        // A device without configuration has no such capability (4.1.4.6).
-        if body[1] != CFG_TYPE_DEVICE || config_len != 0 {
-            space.add_capability(VENDOR_CAPABILITY_ID, &body, &[0; 14])?;
-        }
+    for body in [common, isr] {
+        space.add_capability(VENDOR_CAPABILITY_ID, &body, &[0; 14])?;
     }
+    // A device without configuration has no such capability (4.1.4.6).
+    let device = (config_len != 0)
+        .then(|| space.add_capability(VENDOR_CAPABILITY_ID, &device, &[0; 14]))
+        .transpose()?;
     let length = u32::try_from(notify_len(queues)).unwrap_or(0);
     let stride = u32::try_from(NOTIFY_STRIDE).unwrap_or(0);
     let notify = long_capability(CFG_TYPE_NOTIFY, NOTIFY, length, stride);
@@ -193,5 +198,10 @@ pub(super) fn config_space(
     let pending = u32::try_from(MSIX_PENDING).unwrap_or(0);
     let (body, mask) = msix.capability((BAR, table), (BAR, pending));
     let msix = space.add_capability(MSIX_CAPABILITY_ID, &body, &mask)?;
-    Ok((space, Capabilities { pci_cfg, msix }))
+    let capabilities = Capabilities {
+        config_len: device.map(|device| device + LENGTH),
+        pci_cfg,
+        msix,
+    };
+    Ok((space, capabilities))
 }

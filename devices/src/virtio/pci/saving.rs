@@ -5,11 +5,13 @@
 
 use std::time::Duration;
 
-use super::common::CommonConfig;
+use super::common::{CommonConfig, offered};
+use super::layout::MAX_DEVICE_CONFIG;
 use super::state::{VIRTIO_PCI_STATE_VERSION, VirtioPciState};
+use super::swap::identity;
 use super::transport::{ISR_CONFIG_CHANGED, Phase, Transport, relied_on};
 use crate::Error;
-use crate::pci::{ConfigSpace, MSIX_CONTROL_OFFSET};
+use crate::pci::{ConfigSpace, ConfigSpaceState, MSIX_CONTROL_OFFSET};
 use crate::virtio::backend::SavedState;
 use crate::virtio::status::{DRIVER_OK, DeviceStatus, FEATURES_OK, NEEDS_RESET};
 
@@ -117,13 +119,15 @@ impl Transport {
             )));
         }
         let config_space = self
-            .config_space
+            .config_space_of(&state.config_space)
             .restored(&state.config_space)
             .map_err(Error::context("cannot restore PCI configuration space"))?;
         let msix = self.msix.check(&state.msix);
         msix.map_err(Error::context("cannot restore MSI-X"))?;
-        let common = self
-            .common
+        let mut common = self.common.clone();
+        let offer = self.backend.features_for(state.registers.driver_features);
+        common.set_offer(common.offer() | offered(offer));
+        let common = common
             .restored(&state.registers)
             .map_err(Error::context("cannot restore the virtio registers"))?;
         let phase = phase_of(common.status());
@@ -146,6 +150,21 @@ impl Transport {
                 .map_err(Error::context(BEHIND))?;
         }
         Ok((config_space, common, phase))
+    }
+
+    /// Returns the configuration space with the length of device configuration that the guest has
+    /// seen. A device with an identity compares the fields itself.
+    fn config_space_of(&mut self, state: &ConfigSpaceState) -> ConfigSpace {
+        let mut config_space = self.config_space.clone();
+        if let Some(offset) = self.capabilities.config_len
+            && identity(&mut *self.backend).is_ok()
+            && let Some(seen) = state.bytes.get(usize::from(offset)..)
+            && let Some(seen) = seen.first_chunk()
+            && (1..=MAX_DEVICE_CONFIG).contains(&u32::from_le_bytes(*seen))
+        {
+            config_space.set(offset, seen);
+        }
+        config_space
     }
 
     pub(super) fn restore(

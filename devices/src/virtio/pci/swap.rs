@@ -124,7 +124,7 @@ fn replaceable(backend: &mut dyn Backend) -> Result<&mut dyn Hardware, Error> {
 }
 
 /// See [`Hardware::identity`].
-fn identity(backend: &mut dyn Backend) -> Result<SavedState, Error> {
+pub(super) fn identity(backend: &mut dyn Backend) -> Result<SavedState, Error> {
     replaceable(backend)?.identity()
 }
 
@@ -138,6 +138,15 @@ fn lost(old: &str, source: Error) -> Error {
 }
 
 impl GuestView {
+    /// As the view of a device that is like any other of its type.
+    #[cfg(test)]
+    pub(super) fn without_identity(self) -> Self {
+        Self {
+            identity: None,
+            ..self
+        }
+    }
+
     /// Makes an unused backend look like this, or returns the reason why it cannot.
     fn fits(&self, replacement: &mut dyn Backend) -> Result<(), Error> {
         let (needs, has) = (self.device_type, replacement.device_type());
@@ -155,7 +164,7 @@ impl GuestView {
         };
         // Check the features first, because their names are the most useful. The offer may depend
         // on the adopted identity.
-        let missing = self.features & !offered(replacement.features());
+        let missing = self.features & !offered(replacement.features_for(self.features));
         if missing != 0 {
             let missing = features::describe(missing, needs);
             let message =
@@ -163,9 +172,10 @@ impl GuestView {
             return Err(Error::new(ErrorKind::MissingFeatures, message));
         }
         adopted.map_err(refused)?;
-        self.check_queues(replacement)?;
+        self.check_queue_count(replacement)?;
         let (needs, has) = (self.config_len, replacement.config_len());
-        if has < needs {
+        // A device with an identity has compared the fields itself.
+        if self.identity.is_none() && has < needs {
             return Err(incompatible(format!(
                 "the new device has {has} bytes of configuration, but the guest has seen {needs}"
             )));
@@ -173,16 +183,22 @@ impl GuestView {
         Ok(())
     }
 
-    fn check_queues(&self, replacement: &dyn Backend) -> Result<(), Error> {
-        let sizes = replacement.queue_max_sizes();
-        let (needs, has) = (self.queue_sizes.len(), sizes.len());
-        if needs != has {
-            let message = format!(
-                "the new device has {has} queues, but the guest has seen {needs}: create it with \
-                 as many queue pairs (max_vqp)"
-            );
-            return Err(Error::new(ErrorKind::OtherQueueCount, message));
+    fn check_queue_count(&self, replacement: &dyn Backend) -> Result<(), Error> {
+        let (needs, has) = (self.queue_sizes.len(), replacement.queue_max_sizes().len());
+        if needs == has {
+            return Ok(());
         }
+        let message = format!(
+            "the new device has {has} queues, but the guest has seen {needs}: create it with as \
+             many queue pairs (max_vqp)"
+        );
+        Err(Error::new(ErrorKind::OtherQueueCount, message))
+    }
+
+    /// Compares the queues of a device that has negotiated the features of a running driver: they
+    /// decide which queue has the size of a control queue.
+    fn check_queue_sizes(&self, replacement: &dyn Backend) -> Result<(), Error> {
+        let sizes = replacement.queue_max_sizes();
         // A queue with 0 entries does not exist.
         for (index, (&needs, &has)) in self.queue_sizes.iter().zip(sizes).enumerate() {
             if has < needs {
@@ -217,7 +233,9 @@ impl Transport {
             }
             Err(error) => return Err(SwapFailed { error, replacement }),
         };
-        self.common.set_offer(offered(replacement.features()));
+        let relied_on = relied_on(&self.common, self.phase);
+        let offer = offered(replacement.features_for(relied_on));
+        self.common.set_offer(offer);
         let retired = std::mem::replace(&mut self.backend, replacement);
         if gap.is_some() {
             self.enter(Phase::Active);
@@ -264,7 +282,9 @@ impl Transport {
             return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
         guest_view.fits(&mut *self.backend)?;
-        self.common.set_offer(offered(self.backend.features()));
+        guest_view.check_queue_sizes(&*self.backend)?;
+        let offer = offered(self.backend.features_for(guest_view.features));
+        self.common.set_offer(offer);
         Ok(())
     }
 
@@ -280,14 +300,16 @@ impl Transport {
             return Err(other_device_type(needs, has));
         }
         let identity = identity(&mut *self.backend).map_err(refused)?;
-        self.view_with(Some(identity)).fits(replacement)?;
+        let guest_view = self.view_with(Some(identity));
+        guest_view.fits(replacement)?;
         self.enter_space(replacement).map_err(refused)?;
         match self.phase {
             Phase::Agreed | Phase::Active | Phase::Failing => replacement
                 .negotiate(self.common.driver_features())
-                .map_err(refused),
-            Phase::Inactive | Phase::Resetting | Phase::Broken | Phase::Saved => Ok(()),
+                .map_err(refused)?,
+            Phase::Inactive | Phase::Resetting | Phase::Broken | Phase::Saved => {}
         }
+        guest_view.check_queue_sizes(replacement)
     }
 
     /// Puts a replacement behind the guest's IOMMU where the old device is. Both reach it until the

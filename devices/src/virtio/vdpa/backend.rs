@@ -51,6 +51,10 @@ impl Backend for VdpaBackend {
         self.net.offer.all()
     }
 
+    fn features_for(&self, chosen: u64) -> u64 {
+        self.net.offer.taking_over(chosen)
+    }
+
     fn queue_role(&self, queue: u16) -> QueueRole {
         match self.rings.device.device_id() {
             _ if self.control_queue() == Some(queue) => QueueRole::Request,

@@ -2,7 +2,8 @@
 //!
 //! The guest's ring ends here; towards the device the VMM has a ring of its own ([`ControlQueue`]).
 //! Every command is checked, forwarded, and recorded once the device has carried it out. One
-//! command is in progress at a time.
+//! command is in progress at a time. A device that filters nothing ([`UNFILTERED`]) has no control
+//! queue, and does what any command asks for. The VMM answers for it.
 //!
 //! ```text
 //!            guest kicks: pop, parse            submit
@@ -30,12 +31,14 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vdpa::control_queue::command::COMMAND_LEN_MAX;
+use vdpa::control_queue::command::{COMMAND_LEN_MAX, GUEST_OFFLOADS};
 use vdpa::control_queue::queue::ANSWER_TIMEOUT;
 use vdpa::control_queue::{Answer, Command, ControlQueue, ControlState, Limits, Placement};
 use vdpa::device::Device;
 use vdpa::iotlb::Iotlb;
 use vdpa::memory::DeviceMemory;
+#[cfg(doc)]
+use vdpa::netdev::UNFILTERED;
 use vdpa::ring::{Chain, Piece, RingFeatures};
 use vdpa::window::PrivateWindow;
 use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
@@ -104,7 +107,8 @@ struct Guest {
 /// The control virtqueue of one device; see the module.
 #[derive(Debug)]
 pub(super) struct Control {
-    queue: ControlQueue,
+    /// The VMM's ring to the device; `None`: the device needs no command.
+    queue: Option<ControlQueue>,
     /// The address space in which `queue` is mapped.
     mapped: Option<u32>,
     state: ControlState,
@@ -123,10 +127,20 @@ impl Control {
         let size = ControlQueue::memory_size().map_err(failed)?;
         let iova = window.allocate(size).map_err(Error::context(WINDOW))?;
         let queue = ControlQueue::new(iova, RingFeatures::default()).map_err(failed)?;
+        let control = Self::without_device()?;
+        control.watch(ControlOperation::Add, queue.call().as_raw_fd())?;
+        Ok(Self {
+            queue: Some(queue),
+            ..control
+        })
+    }
+
+    /// Creates a control queue for a device that needs no command.
+    pub(super) fn without_device() -> Result<Self, Error> {
         let timer = TimerFd::new().map_err(Error::context(EVENTFD))?;
         let epoll = Epoll::new().map_err(Error::context(EVENTFD))?;
         let control = Self {
-            queue,
+            queue: None,
             mapped: None,
             state: ControlState::new(),
             limits: None,
@@ -135,7 +149,6 @@ impl Control {
             timer,
             epoll,
         };
-        control.watch(ControlOperation::Add, control.queue.call().as_raw_fd())?;
         control.watch(ControlOperation::Add, control.timer.as_raw_fd())?;
         Ok(control)
     }
@@ -147,8 +160,7 @@ impl Control {
             .map_err(Error::context(EVENTFD))
     }
 
-    /// Maps the VMM's ring and sets it up as queue `index` of the device. The device must then be
-    /// started with the queue enabled.
+    /// Maps the VMM's ring, and sets it up and enables it as queue `index` of the device.
     pub(super) fn start(
         &mut self,
         device: &mut Device,
@@ -156,41 +168,37 @@ impl Control {
         index: u16,
         negotiation: &Negotiation,
     ) -> Result<(), Error> {
+        self.limits = Some(negotiation.limits);
+        let Some(queue) = &mut self.queue else {
+            return Ok(());
+        };
         let placement = Placement::choose(device.info(), device.backend_features(), index);
         let asid = placement.asid();
-        if self.mapped.is_some_and(|mapped| mapped != asid) {
-            self.unmap(iotlb)?;
+        if let Some(other) = self.mapped.take_if(|mapped| *mapped != asid) {
+            let unmapped = queue.unmap(iotlb, other);
+            unmapped.map_err(Error::context(NOT_MAPPED))?;
         }
         if self.mapped.is_none() {
-            self.queue
-                .map(iotlb, asid)
-                .map_err(Error::context(NOT_MAPPED))?;
+            queue.map(iotlb, asid).map_err(Error::context(NOT_MAPPED))?;
             self.mapped = Some(asid);
         }
         if let Placement::OwnAddressSpace { group, asid } = placement {
             device.set_group_asid(group, asid)?;
         }
-        self.queue.restart(negotiation.ring()).map_err(failed)?;
-        device.set_vring(index, &self.queue.vring_config(), &[self.queue.range()])?;
-        self.limits = Some(negotiation.limits);
-        Ok(())
-    }
-
-    fn unmap(&mut self, iotlb: &mut Iotlb) -> Result<(), Error> {
-        if let Some(asid) = self.mapped.take() {
-            self.queue
-                .unmap(iotlb, asid)
-                .map_err(Error::context(NOT_MAPPED))?;
-        }
-        Ok(())
+        queue.restart(negotiation.ring()).map_err(failed)?;
+        device.set_vring(index, &queue.vring_config(), &[queue.range()])?;
+        Ok(device.enable_vring(index)?)
     }
 
     /// Sends commands of the VMM and waits for each answer. The state keeps those that the guest
     /// could have sent: on another device the VMM sends its own again.
     pub(super) fn replay(&mut self, commands: &[Command]) -> Result<(), Error> {
         for command in commands {
-            let answer = self.queue.execute(command, ANSWER_TIMEOUT);
-            match answer.map_err(failed)? {
+            let answer = match &mut self.queue {
+                Some(queue) => queue.execute(command, ANSWER_TIMEOUT).map_err(failed)?,
+                None => self.carry_out(command),
+            };
+            match answer {
                 Answer::Ok if self.is_guests(command) => self.state.acknowledge(command),
                 Answer::Ok => {}
                 Answer::Err => {
@@ -267,7 +275,9 @@ impl Control {
 
     /// Kicks the device again: it was suspended and may have missed the kick of a command.
     pub(super) fn spurious_notify(&self) {
-        self.queue.spurious_notify();
+        if let Some(queue) = &self.queue {
+            queue.spurious_notify();
+        }
     }
 
     /// Does all work that is possible now; never blocks. Must be called when the descriptor is
@@ -313,7 +323,10 @@ impl Control {
         if self.broken {
             return self.give_up().map(|()| true);
         }
-        let polled = self.queue.poll();
+        let Some(queue) = &mut self.queue else {
+            return Ok(true);
+        };
+        let polled = queue.poll();
         let Some(forwarded) = self.take_forwarded() else {
             return polled.map(|_| true).map_err(failed);
         };
@@ -350,9 +363,11 @@ impl Control {
     /// listening.
     fn give_up(&mut self) -> Result<(), Error> {
         self.disarm();
-        // An untaken signal would wake the event loop for ever. The error is EAGAIN: there was no
-        // signal.
-        let _ = self.queue.call().read();
+        if let Some(queue) = &self.queue {
+            // An untaken signal would wake the event loop for ever. The error is EAGAIN: there was
+            // no signal.
+            let _ = queue.call().read();
+        }
         match self.take_forwarded() {
             Some(forwarded) => self.answer(forwarded.id, forwarded.ack, Answer::Err),
             None => Ok(()),
@@ -387,18 +402,38 @@ impl Control {
                 self.answer(chain.id, ack, Answer::Ok)?;
             }
             Some(command) => {
+                let Some(queue) = &mut self.queue else {
+                    let answer = self.carry_out(&command);
+                    if answer == Answer::Ok {
+                        self.state.acknowledge(&command);
+                        done.commands.push(command);
+                    }
+                    self.answer(chain.id, ack, answer)?;
+                    return Ok(true);
+                };
                 guest.forwarded = Some(Forwarded {
                     id: chain.id,
                     ack,
                     command: command.clone(),
                     deadline: Instant::now() + ANSWER_TIMEOUT,
                 });
-                self.queue.submit(&command).map_err(failed)?;
+                queue.submit(&command).map_err(failed)?;
                 let timer = self.timer.reset(ANSWER_TIMEOUT, None);
                 timer.map_err(Error::context(EVENTFD))?;
             }
         }
         Ok(true)
+    }
+
+    /// Answers for a device that needs no command. Its offloads are those of the negotiation.
+    fn carry_out(&self, command: &Command) -> Answer {
+        let features = self.limits.map_or(0, |limits| limits.features);
+        match command {
+            Command::GuestOffloadsSet(offloads) if *offloads != features & GUEST_OFFLOADS => {
+                Answer::Err
+            }
+            _ => Answer::Ok,
+        }
     }
 
     /// Returns the guest's chain with an ack, and interrupts.

@@ -10,6 +10,7 @@ use vdpa::control_queue::{Command, Limits, queue_index};
 use vdpa::device::{ClosedDevice, Device};
 use vdpa::memory::DeviceMemory;
 use vdpa::netdev::VirtioNetConfig;
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_STANDBY};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -17,13 +18,16 @@ use super::control::Control;
 use super::doorbells::DoorbellMode;
 use super::eventfd::{new_eventfd, signal};
 use super::identity::read_net_config;
-use super::offer::{Negotiation, Settings};
+use super::offer::{Negotiation, Offer, Settings};
 use super::overlay::NetOverlay;
 use super::poller::Poller;
 use super::rings::Rings;
 use super::write_log::{self, WriteLog};
 use crate::Error;
 use crate::translation::Translation;
+
+/// Entries of the guest's control queue, at least.
+const CONTROL_QUEUE_SIZE: u16 = 256;
 
 /// The device, and how it is presented to the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,9 +59,10 @@ pub struct VdpaBackend {
     pub(super) log: WriteLog,
     /// `None`: the device reaches all of guest RAM.
     pub(super) translation: Option<Translation>,
-    /// The device's control queue, if it offers one.
+    /// The control queue, if the device or the VMM in its place offers one.
     pub(super) control: Option<Control>,
     pub(super) negotiation: Option<Negotiation>,
+    /// The largest size of each queue of the guest.
     pub(super) max_sizes: Vec<u16>,
     pub(super) config_changed: EventFd,
     /// The device reported DEVICE_NEEDS_RESET, and its driver has not reset it since.
@@ -104,15 +109,6 @@ impl VdpaBackend {
         ram_end: u64,
     ) -> Result<Self, Error> {
         let (device, iotlb) = device.own()?;
-        let has = device.info().queue_count();
-        if let Some(expected) = options.num_queues.filter(|&expected| expected != has) {
-            return Err(Error::other(format!(
-                "the device has {has} queues and num_queues is {expected}: leave num_queues out, \
-                 or create the device with another max_vqp"
-            )));
-        }
-        let queues = device.info().queues.iter();
-        let max_sizes = queues.map(|queue| queue.max_size).collect();
         let settings = Settings {
             mac_given: options.mac.is_some(),
             mac_lock: options.mac_lock,
@@ -120,6 +116,14 @@ impl VdpaBackend {
             translated: options.iommu,
         };
         let net = NetOverlay::new(&device, &options.id, options.mac, settings)?;
+        let max_sizes = max_sizes(&device, net.offer);
+        let has = u16::try_from(max_sizes.len()).unwrap_or(u16::MAX);
+        if let Some(expected) = options.num_queues.filter(|&expected| expected != has) {
+            return Err(Error::other(format!(
+                "the device has {has} queues and num_queues is {expected}: leave num_queues out, \
+                 or create the device with another max_vqp"
+            )));
+        }
         if options.standby && !net.offer.has(VIRTIO_NET_F_STANDBY) {
             return Err(Error::other(
                 "standby=on needs a NIC with a MAC address, by which the guest finds its primary: \
@@ -128,9 +132,13 @@ impl VdpaBackend {
         }
         let mut rings = Rings::new(device, iotlb, options, memory, ram_end)?;
         let own = rings.memory.space().cloned();
-        let control = (rings.is_net() && net.offer.passes(VIRTIO_NET_F_CTRL_VQ))
-            .then(|| Control::new(&mut rings.window))
-            .transpose()?;
+        let control = if net.offer.is_unfiltered() {
+            Some(Control::without_device()?)
+        } else if rings.is_net() && net.offer.passes(VIRTIO_NET_F_CTRL_VQ) {
+            Some(Control::new(&mut rings.window)?)
+        } else {
+            None
+        };
         Ok(Self {
             translation: own.map(|own| Translation::new(own, rings.memory.ram())),
             rings,
@@ -163,11 +171,12 @@ impl VdpaBackend {
         }
         let limits = self.limits(features, self.net.negotiated_config);
         self.negotiate_device(features)?;
+        self.max_sizes = max_sizes(&self.rings.device, self.net.offer);
         let control_queue = if features & (1 << VIRTIO_NET_F_CTRL_VQ) != 0 && self.control.is_some()
         {
             let pairs = limits.max_virtqueue_pairs;
-            let has = self.rings.device.info().queue_count();
-            let index = queue_index(features, pairs).filter(|&index| index < has);
+            let has = self.max_sizes.len();
+            let index = queue_index(features, pairs).filter(|&index| usize::from(index) < has);
             Some(index.ok_or_else(|| {
                 Error::other(format!(
                     "the device reports max_virtqueue_pairs {pairs}, which leaves no room for a \
@@ -342,6 +351,22 @@ impl VdpaBackend {
         doorbells.unmap();
         device.close(iotlb)
     }
+}
+
+/// Returns the largest size of each queue of the guest. The VMM serves the guest's control queue,
+/// whether or not the device has one. So its size does not depend on the device.
+fn max_sizes(device: &Device, offer: Offer) -> Vec<u16> {
+    let queues = device.info().queues.iter();
+    let mut sizes: Vec<u16> = queues.map(|queue| queue.max_size).collect();
+    if offer.is_unfiltered() {
+        sizes.push(CONTROL_QUEUE_SIZE);
+    } else if device.device_id() == VIRTIO_ID_NET
+        && offer.passes(VIRTIO_NET_F_CTRL_VQ)
+        && let Some(last) = sizes.last_mut()
+    {
+        *last = CONTROL_QUEUE_SIZE.max(*last);
+    }
+    sizes
 }
 
 impl Drop for VdpaBackend {

@@ -3,11 +3,17 @@
 //!
 //! | own feature | offered if |
 //! |---|---|
-//! | GUEST_ANNOUNCE | STATUS and CTRL_VQ are passed on; the VMM sets the bit and takes the ack |
+//! | CTRL_VQ, CTRL_MAC_ADDR | the device filters nothing ([`UNFILTERED`]) and has no control queue |
+//! | MQ | the same, and it has several queue pairs |
+//! | GUEST_ANNOUNCE | with STATUS and CTRL_VQ; the VMM sets the bit and takes the ack |
 //! | MAC | the device has no address but accepts CTRL_MAC_ADDR, and the user gives an address |
 //! | STANDBY | the NIC is the standby of a failover pair, and shows a MAC address |
 //! | RING_RESET | the device can suspend and resume, and keeps ring positions |
 //! | ACCESS_PLATFORM | the device is behind the guest's IOMMU; the driver must accept it |
+//!
+//! A guest that comes from another device may use more commands and offloads. A device that filters
+//! nothing takes those of [`COMMANDS`] and [`RARE`], too. They are not offered before: few devices
+//! could take over such a guest.
 //!
 //! With `mac_lock` the guest gets no feature that changes its MAC address or a filter. The VMM then
 //! negotiates CTRL_MAC_ADDR and CTRL_RX with the device for itself. It sets the configured address.
@@ -19,15 +25,18 @@
 
 use vdpa::control_queue::Limits;
 use vdpa::device::{Device, DeviceInfo};
-use vdpa::features::{self, Policy};
+use vdpa::features::{self, Policy, Reason};
+use vdpa::netdev::{UNFILTERED, VirtioNetConfig};
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_RING_RESET};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_RX, VIRTIO_NET_F_CTRL_RX_EXTRA,
-    VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
-    VIRTIO_NET_F_STANDBY, VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_RX,
+    VIRTIO_NET_F_CTRL_RX_EXTRA, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_CTRL_VQ,
+    VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_GUEST_USO4,
+    VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_UFO, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_MQ, VIRTIO_NET_F_STANDBY, VIRTIO_NET_F_STATUS,
 };
 
 use crate::Error;
@@ -41,9 +50,23 @@ pub(super) struct Offer {
     own: u64,
     /// The device's features that only the VMM uses, through its control queue.
     kept: u64,
+    /// The device's features that only guests from other devices get.
+    rare: u64,
     /// Whether the guest may change neither its MAC address nor its filters.
     pub(super) mac_lock: bool,
+    /// Whether the device filters nothing, so that it needs no control command.
+    unfiltered: bool,
 }
+
+/// The features of commands that a device which filters nothing carries out by doing nothing.
+const COMMANDS: u64 = FILTERS | 1 << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS | 1 << VIRTIO_NET_F_MQ;
+
+/// Offloads that a tap supports and few NICs do.
+const RARE: u64 = 1 << VIRTIO_NET_F_GUEST_UFO
+    | 1 << VIRTIO_NET_F_HOST_UFO
+    | 1 << VIRTIO_NET_F_GUEST_USO4
+    | 1 << VIRTIO_NET_F_GUEST_USO6
+    | 1 << VIRTIO_NET_F_HOST_USO;
 
 /// The commands that change a MAC address or a filter need one of these (virtio 1.3, 5.1.6.5).
 const FILTERS: u64 = 1 << VIRTIO_NET_F_CTRL_MAC_ADDR
@@ -97,8 +120,11 @@ impl Offer {
         let suspends = device
             .backend_features()
             .contains(BackendFeatures::SUSPEND_AND_RESUME);
-        let resets_queues = device.keeps_ring_positions()? && suspends;
-        let (offer, withheld) = Self::decide(info, resets_queues, settings);
+        let abilities = Abilities {
+            resets_queues: device.keeps_ring_positions()? && suspends,
+            unfiltered: is_unfiltered(device)?,
+        };
+        let (offer, withheld) = Self::decide(info, abilities, settings);
         for (bit, reason) in withheld {
             let name = features::name(bit, info.device_id).unwrap_or("unnamed");
             tracing::info!(device = %id, bit, name, %reason, "feature withheld from the guest");
@@ -110,14 +136,24 @@ impl Offer {
 
     fn decide(
         info: &DeviceInfo,
-        resets_queues: bool,
+        abilities: Abilities,
         settings: Settings,
-    ) -> (Self, Vec<(u32, features::Reason)>) {
+    ) -> (Self, Vec<(u32, Reason)>) {
+        let Abilities {
+            resets_queues,
+            unfiltered,
+        } = abilities;
         let is_net = info.device_id == VIRTIO_ID_NET;
         let mac_lock = settings.mac_lock && is_net;
         let locked = if mac_lock { FILTERS } else { 0 };
-        let policy = Policy { withhold: locked };
-        let passed = features::pass_through(info.features, info.device_id, policy);
+        let pass =
+            |withhold| features::pass_through(info.features, info.device_id, Policy { withhold });
+        let rare = if unfiltered {
+            pass(locked).features & RARE
+        } else {
+            0
+        };
+        let passed = pass(locked | rare);
         let has = |bit: u32| passed.features & (1 << bit) != 0;
         let kept = if has(VIRTIO_NET_F_CTRL_VQ) {
             locked & info.features & KEPT
@@ -125,10 +161,14 @@ impl Offer {
             0
         };
         let sets_mac = (passed.features | kept) & 1 << VIRTIO_NET_F_CTRL_MAC_ADDR != 0;
-        let announces = is_net && has(VIRTIO_NET_F_STATUS) && has(VIRTIO_NET_F_CTRL_VQ);
+        let commands = has(VIRTIO_NET_F_CTRL_VQ) || unfiltered;
+        let announces = is_net && has(VIRTIO_NET_F_STATUS) && commands;
         let takes_mac = is_net && sets_mac && !has(VIRTIO_NET_F_MAC);
         let shows_mac = is_net && (has(VIRTIO_NET_F_MAC) || takes_mac && settings.mac_given);
         let own: u64 = [
+            (VIRTIO_NET_F_CTRL_VQ, unfiltered),
+            (VIRTIO_NET_F_CTRL_MAC_ADDR, unfiltered && !mac_lock),
+            (VIRTIO_NET_F_MQ, unfiltered && info.queue_count() > 2),
             (VIRTIO_NET_F_GUEST_ANNOUNCE, announces),
             (VIRTIO_NET_F_MAC, takes_mac && settings.mac_given),
             (VIRTIO_NET_F_STANDBY, settings.standby && shows_mac),
@@ -142,12 +182,34 @@ impl Offer {
             passed: passed.features,
             own,
             kept,
+            rare,
             mac_lock,
+            unfiltered,
         };
         // Features that the VMM offers in the device's place are not withheld.
         let withheld = passed.withheld.into_iter();
-        let withheld = withheld.filter(|(bit, _)| own & (1 << bit) == 0).collect();
+        let withheld = withheld.filter(|(bit, _)| own & (1 << bit) == 0);
+        let withheld = withheld.map(|(bit, reason)| {
+            let is_rare = rare & (1 << bit) != 0;
+            (bit, if is_rare { Reason::Rare } else { reason })
+        });
+        let withheld = withheld.collect();
         (offer, withheld)
+    }
+
+    /// Whether the VMM answers control commands in the device's place.
+    pub(super) fn is_unfiltered(self) -> bool {
+        self.unfiltered
+    }
+
+    /// Returns the features that a guest is offered which negotiated `chosen` with another device.
+    pub(super) fn taking_over(self, chosen: u64) -> u64 {
+        self.all() | chosen & (self.commands() | self.rare)
+    }
+
+    /// Returns the features of commands that the VMM can answer in the device's place.
+    fn commands(self) -> u64 {
+        if self.unfiltered { COMMANDS } else { 0 }
     }
 
     /// Whether the device is behind the guest's IOMMU.
@@ -187,6 +249,9 @@ impl Offer {
     /// Whether the address of a device can be set, by a driver that negotiated `chosen` or by the
     /// VMM in its place.
     pub(super) fn sets_mac(self, chosen: u64) -> bool {
+        if self.unfiltered {
+            return true;
+        }
         let settable = chosen | self.kept;
         [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CTRL_MAC_ADDR]
             .iter()
@@ -205,13 +270,38 @@ impl Offer {
             0 => 0,
             _ => self.kept,
         };
-        chosen & !self.own | kept
+        chosen & !(self.own | self.commands()) | kept
     }
+}
+
+/// The properties of a device beside its features.
+#[derive(Debug, Clone, Copy, Default)]
+struct Abilities {
+    /// A queue can be reset while the others work.
+    resets_queues: bool,
+    /// See [`UNFILTERED`].
+    unfiltered: bool,
+}
+
+/// Whether the device says that it filters nothing, and has queue pairs only.
+fn is_unfiltered(device: &Device) -> Result<bool, vdpa::Error> {
+    let info = device.info();
+    let pairs = info.queue_count() >= 2 && info.queue_count().is_multiple_of(2);
+    let commands = info.features & 1 << VIRTIO_NET_F_CTRL_VQ != 0;
+    let mut bytes = [0; VirtioNetConfig::LEN + UNFILTERED.len()];
+    let size = usize::try_from(info.config_size).unwrap_or(usize::MAX);
+    if info.device_id != VIRTIO_ID_NET || commands || !pairs || size < bytes.len() {
+        return Ok(false);
+    }
+    device.read_config(0, &mut bytes)?;
+    Ok(bytes.ends_with(&UNFILTERED))
 }
 
 #[cfg(test)]
 mod tests {
+    use vdpa::device::QueueInfo;
     use vdpa::iova::IovaRange;
+    use virtio_bindings::virtio_net::VIRTIO_NET_F_CSUM;
 
     use super::*;
 
@@ -232,6 +322,25 @@ mod tests {
     }
 
     fn decide(device_id: u32, features: u64, resets_queues: bool, settings: Settings) -> Offer {
+        let abilities = Abilities {
+            resets_queues,
+            unfiltered: false,
+        };
+        decide_for(device_id, features, 2, abilities, settings)
+    }
+
+    fn decide_for(
+        device_id: u32,
+        features: u64,
+        queues: usize,
+        abilities: Abilities,
+        settings: Settings,
+    ) -> Offer {
+        let queue = QueueInfo {
+            max_size: 256,
+            group: None,
+            descriptor_group: None,
+        };
         let info = DeviceInfo {
             device_id,
             features,
@@ -240,9 +349,9 @@ mod tests {
             iova_range: IovaRange::new(0, u64::MAX).unwrap(),
             groups: 1,
             address_spaces: 1,
-            queues: Vec::new(),
+            queues: vec![queue; queues],
         };
-        Offer::decide(&info, resets_queues, settings).0
+        Offer::decide(&info, abilities, settings).0
     }
 
     #[test]
@@ -348,6 +457,42 @@ mod tests {
             assert!(!plain.has(VIRTIO_F_ACCESS_PLATFORM));
             plain.check(VERSION_1).unwrap();
         }
+    }
+
+    #[test]
+    fn a_device_that_filters_nothing_gets_a_control_queue_of_the_vmm() {
+        let unfiltered = Abilities {
+            unfiltered: true,
+            ..Abilities::default()
+        };
+        let has = VERSION_1 | MAC | STATUS;
+        let mq = 1 << VIRTIO_NET_F_MQ;
+        for (queues, several) in [(2, 0), (8, mq)] {
+            for mac_lock in [false, true] {
+                let settings = Settings {
+                    mac_lock,
+                    ..Settings::default()
+                };
+                let offer = decide_for(1, has, queues, unfiltered, settings);
+                let set_mac = if mac_lock { 0 } else { CTRL_MAC_ADDR };
+                assert_eq!(offer.all(), has | CTRL_VQ | set_mac | ANNOUNCE | several);
+                assert_eq!(offer.for_device(offer.all()), has);
+                // The device accepts any address, whatever its driver negotiates.
+                assert!(offer.sets_mac(0) && !offer.sets_filter());
+            }
+        }
+        let offer = decide_for(1, has, 2, unfiltered, Settings::default());
+        let uses = has | CTRL_VQ | FILTERS | mq;
+        let other = 1 << VIRTIO_NET_F_STANDBY;
+        assert_eq!(offer.taking_over(uses | other), offer.all() | uses);
+        assert_eq!(offer.for_device(uses), has);
+        let offloads = 1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_HOST_USO;
+        let offer = decide_for(1, has | offloads, 2, unfiltered, Settings::default());
+        assert!(offer.has(VIRTIO_NET_F_CSUM) && !offer.has(VIRTIO_NET_F_HOST_USO));
+        assert_eq!(offer.taking_over(offloads), offer.all() | offloads);
+        assert_eq!(offer.for_device(has | offloads), has | offloads);
+        let filtering = decide(1, has, false, Settings::default());
+        assert_eq!(filtering.taking_over(uses), filtering.all());
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl NetOverlay {
         id: &str,
         negotiation: &Negotiation,
     ) -> Result<Option<Command>, Error> {
-        let Some(mac) = &self.mac else {
+        let Some(mac) = self.mac.as_ref().filter(|_| !self.offer.is_unfiltered()) else {
             return Ok(None);
         };
         let mut shown = [0u8; 6];

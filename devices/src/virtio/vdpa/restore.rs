@@ -143,7 +143,7 @@ impl VdpaBackend {
                 saved.device_type
             )));
         }
-        match saved.features & !self.net.offer.all() {
+        match saved.features & !self.net.offer.taking_over(saved.features) {
             0 => Ok(()),
             _ => Err(self.other_features(saved)),
         }

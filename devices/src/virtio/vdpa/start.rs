@@ -84,7 +84,6 @@ impl VdpaBackend {
         if let (Some(control), Some(index)) = (&mut self.control, negotiation.control_queue) {
             let Rings { device, iotlb, .. } = &mut self.rings;
             control.start(device, iotlb, index, negotiation)?;
-            device.enable_vring(index)?;
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! The control queue between a hostile driver and a hostile device: for the fuzz target `control`,
 //! and for the tests below, which need no fuzzer.
 //!
-//! The first byte selects the features and the device's queue pairs. Then follow commands of any
+//! The first byte selects the features, the device's queue pairs, and whether the device has a
+//! control queue. Then follow commands of any
 //! bytes, answers, and writes of the device to the VMM's ring. For any steps each call ends without
 //! a panic. The device gets only commands that pass the checks, and the recorded state could be
 //! replayed to it. Each answer to the guest is OK or ERR.
@@ -113,7 +114,11 @@ pub fn control_anything(input: &[u8]) {
         supported_hash_types: 0x1ff,
     };
     let mut window = PrivateWindow::new(IovaRange::ALL, 0).unwrap();
-    let mut control = Control::new(&mut window).unwrap();
+    let mut control = if variant & 0x20 == 0 {
+        Control::new(&mut window).unwrap()
+    } else {
+        Control::without_device().unwrap()
+    };
     let memory = memory();
     let (mut driver, mut peer) = begin(&mut control, limits, &memory);
     for step in crate::steps::steps(rest) {
@@ -130,8 +135,16 @@ pub fn control_anything(input: &[u8]) {
                 }
                 driver.add(&buffers);
             }
-            Step::Answer(ack) => peer.answer(&control.queue, ack),
-            Step::Scribble { at, bytes } => Peer::scribble(&control.queue, at, &bytes),
+            Step::Answer(ack) => {
+                if let Some(queue) = &control.queue {
+                    peer.answer(queue, ack);
+                }
+            }
+            Step::Scribble { at, bytes } => {
+                if let Some(queue) = &control.queue {
+                    Peer::scribble(queue, at, &bytes);
+                }
+            }
             Step::Serve => {
                 let done = control.serve();
                 for command in done.commands {
@@ -139,6 +152,8 @@ pub fn control_anything(input: &[u8]) {
                     assert_eq!(Command::parse(&bytes, &limits).unwrap(), command);
                 }
                 control.state.validate(&limits).unwrap();
+                let waits = control.guest.as_ref().unwrap().forwarded.is_some();
+                assert!(!waits || control.queue.is_some());
                 while let Some((_, written)) = driver.take_used() {
                     assert!(written <= 1 && driver.read::<u8>(ACK) <= 1);
                 }
@@ -155,7 +170,9 @@ pub fn control_anything(input: &[u8]) {
 /// Starts the queue as [`Control::start`] does with a device.
 fn begin(control: &mut Control, limits: Limits, memory: &SharedMemory) -> (Driver, Peer) {
     let features = RingFeatures::default();
-    control.queue.restart(features).unwrap();
+    if let Some(queue) = &mut control.queue {
+        queue.restart(features).unwrap();
+    }
     control.limits = Some(limits);
     let driver = Driver::new(memory, SIZE);
     for ring in [driver.addresses.driver, driver.addresses.device] {
@@ -233,7 +250,8 @@ mod tests {
     #[test]
     fn the_corpus_of_the_control_queue_reaches_no_device_unchecked() {
         let seeds = || {
-            let valid = (0..8).map(|variant| encoded(4 + variant, &valid()));
+            let variants = (0..8).flat_map(|variant| [4 + variant, 0x24 + variant]);
+            let valid = variants.map(|variant| encoded(variant, &valid()));
             valid.chain(generated(24, step())).collect()
         };
         crate::corpus::replay("control", seeds, control_anything);
