@@ -141,6 +141,25 @@ impl VirtualFunction<'_> {
         format!("vf{}", self.index)
     }
 
+    /// Its network interface in the host, while its initial driver has it.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without one.
+    pub fn interface(&self) -> Result<String> {
+        let devices = files::list(&self.directory)?.into_iter();
+        let interfaces = devices.filter_map(|device| files::list(&device.join("net")).ok());
+        let name = interfaces.flatten().find_map(|interface| {
+            let name = interface.file_name()?.to_str()?;
+            Some(name.to_owned())
+        });
+        name.ok_or_else(|| {
+            Error::missing(
+                format!("{} has no network interface", self.address),
+                format!("bind it to {NET_DRIVER}"),
+            )
+        })
+    }
+
     /// The driver that it is bound to.
     pub fn driver(&self) -> Option<String> {
         driver_of(&self.directory)

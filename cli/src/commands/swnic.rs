@@ -74,8 +74,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
     mtu: Option<u16>,
 
-    /// Queue pairs, at most 16. A guest uses several only if its VMM offers a control queue, which
-    /// VDUSE refuses
+    /// Queue pairs, at most 16. A guest that moves to hardware needs as many as the hardware has
     #[arg(
         long,
         value_name = "N",
@@ -88,8 +87,9 @@ pub(crate) struct Arguments {
     #[arg(long)]
     split: bool,
 
-    /// Offer only these virtio features: a mask in hexadecimal
-    #[arg(long, value_name = "MASK", value_parser = mask, hide = true)]
+    /// Offer only these virtio features: a mask in hexadecimal, such as that of hardware to which
+    /// the guest moves (`bellhop probe`)
+    #[arg(long, value_name = "MASK", value_parser = mask)]
     device_features: Option<u64>,
 
     /// Serve a NIC that another process creates
@@ -112,7 +112,15 @@ impl Arguments {
             mac: self.mac.map_or([0; 6], MacAddress::bytes),
             mtu: self.mtu.unwrap_or_default(),
             pairs: self.queue_pairs,
-            features: self.device_features.unwrap_or(u64::MAX),
+            features: self.device_features().unwrap_or(u64::MAX),
+        }
+    }
+
+    fn device_features(&self) -> Option<u64> {
+        let split = self.split.then_some(!PACKED);
+        match (self.device_features, split) {
+            (Some(these), Some(split)) => Some(these & split),
+            (these, split) => these.or(split),
         }
     }
 
@@ -122,7 +130,7 @@ impl Arguments {
             mac: self.mac.map(MacAddress::bytes),
             mtu: self.mtu,
             max_vqp: Some(self.queue_pairs),
-            device_features: self.split.then_some(!PACKED),
+            device_features: self.device_features(),
             connectivity: bridge.map(|bridge| Connectivity {
                 bridge: Some(bridge),
                 vlan: None,

@@ -171,13 +171,19 @@ impl Rig {
                 file("vdpa_sim_blk.ko"),
                 stock("vduse"),
             ],
-            Self::Labnic => vec![vhost_vdpa(), file("vringh.ko"), file("labnic.ko")],
+            Self::Labnic => vec![
+                vhost_vdpa(),
+                file("vringh.ko"),
+                file("labnic.ko"),
+                stock("vduse"),
+            ],
             Self::Vduse => ["vduse", "vhost_vdpa", "tun"].map(stock).into(),
             Self::Sriov => vec![
                 // First: there are no virtual functions before the physical function's driver runs.
                 stock("virtio_net"),
                 vhost_vdpa(),
                 file("vp_vdpa.ko"),
+                stock("vduse"),
                 // All of VFIO with iommufd: a stock module does not fit to them.
                 stock("irqbypass"),
                 file("iommufd.ko"),

@@ -62,7 +62,9 @@ impl<'a> Server<'a> {
         let (created, device) = if Control::exists(name) {
             reopen(&control, name)
         } else {
-            let description = arguments.configuration().description();
+            let mut configuration = arguments.configuration();
+            configuration.features &= !tap.missing_features();
+            let description = configuration.description();
             description.and_then(|description| control.create(name, &description))
         }
         .map_err(failed)?;

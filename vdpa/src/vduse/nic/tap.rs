@@ -6,13 +6,18 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
-    VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_GUEST_USO4,
+    VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_USO,
 };
 
 use super::HEADER;
 use crate::Error;
 
 const TUN: &str = "/dev/net/tun";
+
+/// Segmentation of UDP, which taps have for both IP versions or none.
+const USO: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+const USO_OF_GUEST: u64 = 1 << VIRTIO_NET_F_GUEST_USO4 | 1 << VIRTIO_NET_F_GUEST_USO6;
 
 /// Frames that wait in a tap: the kernel's queue has 500, or as `ip link set txqueuelen` says.
 const STALE_MAX: usize = 100_000;
@@ -147,12 +152,31 @@ impl Tap {
             (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
             (VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6),
             (VIRTIO_NET_F_GUEST_ECN, libc::TUN_F_TSO_ECN),
+            (VIRTIO_NET_F_GUEST_UFO, libc::TUN_F_UFO),
         ] {
             if features & 1 << feature != 0 {
                 offloads |= flag;
             }
         }
-        // Segmentation needs checksums (virtio 1.3, 5.1.3.1), which the kernel checks.
+        if features & USO_OF_GUEST == USO_OF_GUEST {
+            offloads |= USO;
+        }
+        let set = self.try_offloads(offloads);
+        set.map_err(Error::context("the tap rejects the driver's offloads"))
+    }
+
+    /// The features of [`OFFERED`](super::OFFERED) that the tap lacks: kernels before 6.2 do not
+    /// segment UDP (USO). The offloads are not those of a driver any more.
+    #[must_use]
+    pub fn missing_features(&self) -> u64 {
+        match self.try_offloads(libc::TUN_F_CSUM | USO) {
+            Ok(()) => 0,
+            Err(_) => USO_OF_GUEST | 1 << VIRTIO_NET_F_HOST_USO,
+        }
+    }
+
+    /// Segmentation needs checksums (virtio 1.3, 5.1.3.1), which the kernel checks.
+    fn try_offloads(&self, offloads: libc::c_uint) -> io::Result<()> {
         // SAFETY: there is no safe interface to ioctls. The kernel gets the flags by value.
         let set = unsafe {
             libc::ioctl(
@@ -161,7 +185,7 @@ impl Tap {
                 libc::c_ulong::from(offloads),
             )
         };
-        check(set).map_err(Error::context("the tap rejects the driver's offloads"))
+        check(set)
     }
 
     /// The next frame, if one waits: its bytes.

@@ -1,0 +1,97 @@
+//! Hot swap between a NIC without hardware and a virtual function (vp_vdpa), both ways and under
+//! traffic, with several queue pairs.
+//!
+//! VDUSE has no control queue, so the VMM answers the guest's commands there. Another virtual
+//! function is a port of the bridge. It connects the bridge to the switch of the functions.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[path = "swnic/bridge.rs"]
+mod bridge;
+#[allow(dead_code, reason = "other tests use more of it")]
+mod live;
+#[allow(dead_code, reason = "other tests use more of it")]
+mod moving;
+#[path = "swnic/swaps.rs"]
+mod swaps;
+
+use std::path::Path;
+
+use bridge::{Bridge, ip};
+use lab::endurance::cycles;
+use lab::guest::BellhopArguments;
+use lab::rig::QUEUE_PAIRS;
+use lab::sriov::{SriovNic, VfDevice};
+use lab::vmm_process::cost;
+use swaps::{Software, Vm};
+
+/// The two NICs of the guest, which have the same address.
+struct Nics<'nic> {
+    hardware: VfDevice<'nic>,
+    software: Software,
+    _bridge: Bridge,
+}
+
+impl<'nic> Nics<'nic> {
+    fn of(nic: &'nic SriovNic) -> Self {
+        let hardware = VfDevice::add(nic.vf(0).unwrap()).unwrap();
+        assert_eq!(usize::from(hardware.queues()), 2 * QUEUE_PAIRS + 1);
+        let bridge = Bridge::add("lab-swbr");
+        let uplink = nic.vf(1).unwrap().interface().unwrap();
+        ip(&format!("link set {uplink} up master {}", bridge.0));
+        let pairs = QUEUE_PAIRS.to_string();
+        // This function has no packed rings.
+        let options = ["--queue-pairs", &pairs, "--split"];
+        Self {
+            software: Software::start(bridge.0, &hardware.function().mac(), &options),
+            hardware,
+            _bridge: bridge,
+        }
+    }
+
+    fn software(&self) -> &Path {
+        self.software.nic.path()
+    }
+}
+
+fn small() -> BellhopArguments {
+    BellhopArguments::small().unwrap().memory("128M")
+}
+
+#[test]
+fn a_guest_on_software_gets_hardware_and_returns() {
+    let nic = SriovNic::enable(4).unwrap();
+    let nics = Nics::of(&nic);
+    let mut vm = Vm::boot(small(), nics.software());
+    vm.exchange();
+    let to = [nics.hardware.path(), nics.software()];
+    vm.move_under_flood(2, to, &nics.software);
+    let descriptors = cost(vm.guest.pid()).unwrap().descriptors;
+    vm.move_under_flood(2 * cycles().unwrap(), to, &nics.software);
+    assert_eq!(cost(vm.guest.pid()).unwrap().descriptors, descriptors);
+    // The next driver negotiates with the NIC that is there.
+    vm.guest.command("rebind-flooded 1 0").unwrap();
+    vm.exchange();
+    vm.move_under_flood(2, to, &nics.software);
+    assert!(vm.guest.power_off().unwrap().success());
+}
+
+#[test]
+fn a_guest_with_two_processors_leaves_hardware_and_returns() {
+    let nic = SriovNic::enable(4).unwrap();
+    let nics = Nics::of(&nic);
+    let mut vm = Vm::boot(small().processors(2), nics.hardware.path());
+    vm.exchange();
+    let to = [nics.software(), nics.hardware.path()];
+    vm.move_under_flood(3, to, &nics.software);
+    // The upgraded VMM restores a driver that has negotiated with hardware.
+    let program = std::env::var_os("BELLHOP").unwrap();
+    live::ask_upgrade(&vm.client, Path::new(&program));
+    live::wait_upgrade(&vm.guest, &vm.client, |vm| vm["upgrades"] == 1);
+    vm.exchange();
+    vm.move_under_flood(1, [nics.hardware.path(); 2], &nics.software);
+    assert!(vm.guest.power_off().unwrap().success());
+}

@@ -1,0 +1,111 @@
+//! A guest whose NIC moves between a NIC without hardware and hardware, while it exchanges frames
+//! with a peer on the bridge.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use lab::api::Client;
+use lab::guest::{BellhopArguments, Guest};
+use lab::swnic::Swnic;
+use lab::traffic::all_returned;
+use serde_json::{Value, json};
+
+use super::live;
+use super::moving::echo::Echo;
+
+/// The address of the peer.
+pub(crate) const PEER: &str = "52:54:00:5e:55:02";
+/// Frames of the flood that are in flight at once.
+const WINDOW: u64 = 16;
+/// The longest wait for frames after a swap.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The NIC without hardware of the guest, and its peer on another one.
+pub(crate) struct Software {
+    pub(crate) nic: Swnic,
+    _peer: Echo,
+    _of_peer: Swnic,
+}
+
+impl Software {
+    /// The guest's NIC has this address, and these options.
+    pub(crate) fn start(bridge: &str, mac: &str, options: &[&str]) -> Self {
+        let on_bridge = |mac| ["--bridge", bridge, "--mtu", "1500", "--mac", mac];
+        let words = [&on_bridge(mac)[..], options].concat();
+        let nic = Swnic::start("lab-sw0", &words).unwrap();
+        let of_peer = Swnic::start("lab-sw1", &on_bridge(PEER)).unwrap();
+        Self {
+            nic,
+            _peer: Echo::start(of_peer.path(), PEER),
+            _of_peer: of_peer,
+        }
+    }
+
+    /// Frames that the guest has sent by it.
+    fn carried(&self) -> u64 {
+        self.nic.statistic("rx_packets").unwrap()
+    }
+}
+
+/// The guest and the API of its VM.
+pub(crate) struct Vm {
+    pub(crate) guest: Guest,
+    pub(crate) client: Client,
+}
+
+impl Vm {
+    pub(crate) fn boot(arguments: BellhopArguments, path: &Path) -> Self {
+        let socket = std::env::temp_dir().join("lab-swnic.socket");
+        let nic = format!("path={},id=nic", path.display());
+        let arguments = arguments
+            .argument("--vdpa", &nic)
+            .argument("--api-socket", socket.to_str().unwrap())
+            .silence(Duration::from_secs(120));
+        let guest = Guest::start(&arguments).unwrap();
+        assert_eq!(guest.ready()["problems"], json!([]));
+        let client = Client::new(&socket);
+        Self { guest, client }
+    }
+
+    /// Frames to the peer and back, without a loss.
+    #[track_caller]
+    pub(crate) fn exchange(&mut self) {
+        let line = format!("frames 200 590 {WINDOW} eth0 to {PEER}");
+        all_returned(&self.guest.command(&line).unwrap(), 200).unwrap();
+    }
+
+    /// Moves the NIC so many times under a flood, first to the first of these. Frames between
+    /// the reset of one device and the start of the other are lost, as are those that switches send
+    /// to the former port.
+    #[track_caller]
+    pub(crate) fn move_under_flood(&mut self, swaps: u32, to: [&Path; 2], software: &Software) {
+        let line = format!("flood-on 300 {WINDOW} eth0 to {PEER}");
+        self.guest.command(&line).unwrap();
+        for (round, path) in (0..swaps).zip(to.into_iter().cycle()) {
+            std::thread::sleep(Duration::from_millis(u64::from(100 + 37 * (round % 8))));
+            live::swap_nic(&self.client, path);
+            let (before, begin) = (software.carried(), Instant::now());
+            if path == software.nic.path() {
+                while software.carried() == before {
+                    assert!(begin.elapsed() < LIMIT, "the software NIC carries nothing");
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            } else {
+                std::thread::sleep(Duration::from_millis(200));
+                assert_eq!(
+                    software.carried(),
+                    before,
+                    "the guest left the software NIC"
+                );
+            }
+        }
+        let flooded: Value = self.guest.command("flood-off").unwrap();
+        println!("{swaps} swaps: {flooded}");
+        for wrong in ["corrupt", "duplicate"] {
+            assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
+        }
+        let lost = flooded["lost"].as_u64().unwrap();
+        assert!(lost <= u64::from(swaps) * 2 * WINDOW, "{flooded}");
+        self.exchange();
+    }
+}
