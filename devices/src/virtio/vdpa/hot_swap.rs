@@ -5,7 +5,7 @@
 //!   identity ----- MAC, MTU, queue pairs, … ---> adopt: the same for the guest, or refused
 //!   hand_over ---- rings, control state -------> restore
 //!     SUSPEND, positions        (can suspend and resume)
-//!     reset                     (cannot, and its rings are split; or it has failed)
+//!     reset                     (cannot, or it has failed)
 //! ```
 //! The properties that the guest has seen stay the same: its MAC address is laid over the new
 //! device's configuration (`overlay.rs`). If that is not possible (a smaller MTU, another index of
@@ -18,7 +18,9 @@
 //! `Ring::check_order` looks for signs of the contrary; if there is one the old device continues.
 //! The same holds for a device that is saved and continues elsewhere, or here. A device that cannot
 //! be suspended and resumed is checked while it works, then reset. A frame that it has sent but not
-//! returned is sent again. A packed ring has no entries to check: its device must hold nothing.
+//! returned is sent again. A packed ring has no such entries, so its suspended device must hold
+//! nothing. If its device cannot suspend, relays find the position (`relays/stop.rs`), and each
+//! chain must be one descriptor.
 //!
 //! **A device that has failed** (DEVICE_NEEDS_RESET) is not used any more: it is not suspended, and
 //! neither positions nor configuration are read from it. The configuration from the start of its
@@ -67,10 +69,8 @@ impl VdpaBackend {
             packed, in_order, ..
         } = negotiation.ring();
         if packed && !self.needs_reset {
-            return Err(Error::other(
-                "cannot replace the device while its driver runs: it cannot suspend, and packed \
-                 rings do not show its position",
-            ));
+            // Relays check first that the rings show the position.
+            return self.save_relayed();
         }
         // A failed device is not waited for: the command in progress was refused.
         self.finish_commands()?;

@@ -20,10 +20,12 @@ const VERSION: u32 = 2;
 const HOST_MODULES: [&str; 3] = ["9pnet_virtio", "9p", "overlay"];
 
 /// Modules that a guest with the stock kernel needs for its devices.
-const GUEST_MODULES: [&str; 10] = [
+const GUEST_MODULES: [&str; 11] = [
     // First: drivers of devices behind it wait for it.
     "virtio-iommu",
     "virtio_net",
+    // For an interface in a VLAN.
+    "8021q",
     "virtio_blk",
     "virtio-rng",
     "vmw_vsock_virtio_transport",

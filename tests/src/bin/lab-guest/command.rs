@@ -59,6 +59,9 @@
 //! * `disk-read DEV`: reads the whole disk and prints its size and SHA-256.
 //! * `rng BYTES`: reads the hardware random generator.
 //! * `link`: prints the NICs as `ip link` shows them.
+//! * `ip WORDS`: runs `ip`, and prints its output.
+//! * `tcp-receive`: prints `{"listening": PORT}`, then the length and the SHA-256 of one stream.
+//! * `tcp-send ADDRESS BYTES`: sends such a stream by TCP, and prints the same of it.
 //! * `up [NIC]`: brings up a NIC that was plugged in later, and waits for its link.
 //! * `mac ADDRESS [NIC]`: sets the address through the control queue.
 //! * `control-on [NIC]`: changes the address of the NIC there and back in a loop, and its filter in
@@ -76,7 +79,7 @@ use crate::frames::flood;
 use crate::network::Address;
 use crate::{
     background, button, control, disk, echo, frames, info, kept, memory, network, notify, paced,
-    processors, random, system, vfio, writer,
+    processors, random, system, tcp, vfio, writer,
 };
 use lab::error::{Error, Result};
 use rustix::termios::tcdrain;
@@ -144,6 +147,9 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
     match verb {
         "info" => Ok(info::all(&[])),
         "link" => info::link(),
+        "ip" => tcp::ip(words),
+        "tcp-receive" => tcp::receive(),
+        "tcp-send" => tcp::send(number(words, "ADDRESS")?, number(words, "BYTES")?),
         "frames" => {
             let (count, size) = (number(words, "N")?, number(words, "SIZE")?);
             let window = number(words, "WINDOW")?;

@@ -27,6 +27,7 @@ mod paced;
 mod processors;
 mod random;
 mod system;
+mod tcp;
 mod vfio;
 mod writer;
 

@@ -9,9 +9,6 @@ use super::software::SOFTWARE;
 use crate::link::Links;
 use vdpa::causes::in_one_line;
 
-/// The bus of ports that may have functions.
-const PCI: &str = "pci";
-
 /// The chosen source of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
@@ -38,8 +35,8 @@ impl Nics {
         let bridge = links.link(bridge)?;
         let mut refused = Vec::new();
         for port in links.links()? {
-            let is_hardware = port.parent.as_ref().is_some_and(|(bus, _)| bus == PCI);
-            if port.master != Some(bridge.index) || !is_hardware {
+            // Taps and other virtual interfaces have no parent.
+            if port.master != Some(bridge.index) || port.parent.is_none() {
                 continue;
             }
             let candidate = NicRequest {
