@@ -60,12 +60,58 @@ fn to(node: &Node, name: &str, dry_run: bool) -> Value {
     } })
 }
 
-/// Migrates a VM under traffic, and attaches to it at the destination.
-#[track_caller]
-fn migrate(mut guest: Guest, peer: &str, from: (&Node, &str), to_node: (&Node, &str)) -> Guest {
+/// Begins to write memory and to exchange frames, in the background.
+fn load(guest: &mut Guest, peer: &str) {
     guest.command("write-on 16 50").unwrap();
     let flood = format!("flood-on 300 {WINDOW} eth0 to {peer}");
     guest.command(&flood).unwrap();
+}
+
+/// Ends that, and checks all frames and pages.
+#[track_caller]
+fn check_load(guest: &mut Guest) {
+    let flooded = guest.command_within("flood-off", LIMIT).unwrap();
+    println!("{flooded}");
+    for wrong in ["corrupt", "duplicate"] {
+        assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
+    }
+    assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
+    assert!(flooded["lost"].as_u64() <= Some(MAY_LOSE), "{flooded}");
+    assert_eq!(guest.command("write-off").unwrap()["wrong"], 0);
+}
+
+/// Cancels a migration while memory is copied: the guest stays, with its NIC.
+#[track_caller]
+fn stays(guest: &mut Guest, peer: &str, here: &Node, there: &Node) {
+    load(guest, peer);
+    let path = "/v1/vms/web/migration";
+    let mut request = to(there, "web2", false);
+    // So short that memory is copied until then.
+    request["send"]["downtime_ms"] = 1.into();
+    let sent = here.api.ask("POST", path, Some(&request)).unwrap();
+    assert_eq!(sent.status, 202, "{}", sent.body);
+    until("memory is copied", || {
+        let status = here.api.get(path).unwrap_or_default();
+        status["rounds"].as_u64() > Some(0)
+    })
+    .unwrap();
+    assert_eq!(parts("web2"), [true; 3]);
+    let operation = format!("/v1/operations/{}", sent.body["id"].as_str().unwrap());
+    here.api.done("DELETE", &operation, None).unwrap();
+    until("the guest stays, and nothing is left there", || {
+        here.api.get(path).unwrap()["phase"] == "Stayed"
+            && there.vm("web2").unwrap().is_none()
+            && parts("web2") == [false; 3]
+    })
+    .unwrap();
+    here.await_phase("web", "Running").unwrap();
+    check_load(guest);
+}
+
+/// Migrates a VM under traffic, and attaches to it at the destination.
+#[track_caller]
+fn migrate(mut guest: Guest, peer: &str, from: (&Node, &str), to_node: (&Node, &str)) -> Guest {
+    load(&mut guest, peer);
     let path = format!("/v1/vms/{}/migration", from.1);
     let request = to(to_node.0, to_node.1, false);
     let sent = from.0.api.ask("POST", &path, Some(&request)).unwrap();
@@ -79,14 +125,7 @@ fn migrate(mut guest: Guest, peer: &str, from: (&Node, &str), to_node: (&Node, &
     })
     .unwrap();
     assert_eq!(parts(to_node.1), [true; 3]);
-    let flooded = there.command_within("flood-off", LIMIT).unwrap();
-    println!("{flooded}");
-    for wrong in ["corrupt", "duplicate"] {
-        assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
-    }
-    assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
-    assert!(flooded["lost"].as_u64() <= Some(MAY_LOSE), "{flooded}");
-    assert_eq!(there.command("write-off").unwrap()["wrong"], 0);
+    check_load(&mut there);
     there
 }
 
@@ -110,6 +149,7 @@ fn a_guest_moves_between_two_daemons_and_back() {
     assert_eq!(asked.body["movable"], true, "{}", asked.body);
     assert_eq!(parts("web2"), [false; 3]);
 
+    stays(&mut guest, &peer_mac, &here, &there);
     let moves = [
         ((&here, "web"), (&there, "web2")),
         ((&there, "web2"), (&here, "web")),
