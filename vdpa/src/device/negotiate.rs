@@ -106,9 +106,9 @@ impl Device {
     /// Moves the status to FEATURES_OK with `features` (virtio 1.3, 3.1.1).
     ///
     /// VERSION_1 must be among them. ACCESS_PLATFORM is added if the device offers it: the device
-    /// accesses memory through its IOTLB, whatever a guest assumes. Groups and the largest rings are
-    /// read again. The features decide the index of the control queue, and so its group (mlx5), and
-    /// which queue has a ring of its size (vp_vdpa).
+    /// accesses memory through its IOTLB, whatever a guest assumes. Groups and the largest rings
+    /// are read again. The features decide the index of the control queue, and so its group (mlx5),
+    /// and which queue has a ring of its size (vp_vdpa).
     ///
     /// # Errors
     /// The features are impossible; or the device refused, and was reset.

@@ -195,8 +195,8 @@ impl GuestView {
         Err(Error::new(ErrorKind::OtherQueueCount, message))
     }
 
-    /// Compares the queues of a device that has negotiated the features of a running driver: they
-    /// decide which queue has the size of a control queue.
+    /// Compares the sizes of the queues. The features decide which of them is a control queue, with
+    /// a size of its own. So a device for a running driver must have negotiated them.
     fn check_queue_sizes(&self, replacement: &dyn Backend) -> Result<(), Error> {
         let sizes = replacement.queue_max_sizes();
         // A queue with 0 entries does not exist.

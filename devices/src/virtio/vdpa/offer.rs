@@ -3,7 +3,7 @@
 //!
 //! | own feature | offered if |
 //! |---|---|
-//! | CTRL_VQ, CTRL_MAC_ADDR | the device filters nothing ([`UNFILTERED`]) and has no control queue |
+//! | CTRL_VQ, CTRL_MAC_ADDR | the device filters nothing ([`UNFILTERED`]), and has none |
 //! | MQ | the same, and it has several queue pairs |
 //! | GUEST_ANNOUNCE | with STATUS and CTRL_VQ; the VMM sets the bit and takes the ack |
 //! | MAC | the device has no address but accepts CTRL_MAC_ADDR, and the user gives an address |
