@@ -24,6 +24,7 @@ use end_to_end::{Before, deleted, made, up};
 use lab::guest::Guest;
 use lab::node::{Node, until};
 use lab::traffic::{Frames, exchange_between};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 const BRIDGE: &str = "lab-swbr";
@@ -80,9 +81,17 @@ fn check_load(guest: &mut Guest) {
     assert_eq!(guest.command("write-off").unwrap()["wrong"], 0);
 }
 
-/// Cancels a migration while memory is copied: the guest stays, with its NIC.
+/// How a migration ends early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failure {
+    Cancelled,
+    /// The process that receives the guest is killed.
+    Killed,
+}
+
+/// Ends a migration while memory is copied: the guest stays, with its NIC.
 #[track_caller]
-fn stays(guest: &mut Guest, peer: &str, here: &Node, there: &Node) {
+fn stays(guest: &mut Guest, peer: &str, here: &Node, there: &Node, failure: Failure) {
     load(guest, peer);
     let path = "/v1/vms/web/migration";
     let mut request = to(there, "web2", false);
@@ -96,8 +105,18 @@ fn stays(guest: &mut Guest, peer: &str, here: &Node, there: &Node) {
     })
     .unwrap();
     assert_eq!(parts("web2"), [true; 3]);
-    let operation = format!("/v1/operations/{}", sent.body["id"].as_str().unwrap());
-    here.api.done("DELETE", &operation, None).unwrap();
+    match failure {
+        Failure::Cancelled => {
+            let operation = format!("/v1/operations/{}", sent.body["id"].as_str().unwrap());
+            here.api.done("DELETE", &operation, None).unwrap();
+        }
+        Failure::Killed => {
+            let receiver = there.vm("web2").unwrap().unwrap();
+            let pid = receiver["status"]["pid"].as_i64().unwrap();
+            let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+            kill_process(pid, Signal::KILL).unwrap();
+        }
+    }
     until("the guest stays, and nothing is left there", || {
         here.api.get(path).unwrap()["phase"] == "Stayed"
             && there.vm("web2").unwrap().is_none()
@@ -149,7 +168,9 @@ fn a_guest_moves_between_two_daemons_and_back() {
     assert_eq!(asked.body["movable"], true, "{}", asked.body);
     assert_eq!(parts("web2"), [false; 3]);
 
-    stays(&mut guest, &peer_mac, &here, &there);
+    for failure in [Failure::Cancelled, Failure::Killed] {
+        stays(&mut guest, &peer_mac, &here, &there, failure);
+    }
     let moves = [
         ((&here, "web"), (&there, "web2")),
         ((&there, "web2"), (&here, "web")),

@@ -15,7 +15,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bellhop_api::machine::{MigrationSecret, PairedTls, Pairing};
+use bellhop_api::machine::{MigrationSecret, PairedTls, Pairing, Place, ResolveRequest};
 use bellhop_api::node::{Awaited, Vm, VmPhase};
 use bellhop_common::client::{self, Address, Credentials, Http, MAKING, Refusal, STRANGE};
 use bellhop_common::error::{Error as ClientError, ErrorKind as ClientErrorKind};
@@ -208,18 +208,28 @@ impl Peers {
         agreed(peer, own, awaited.map_err(failed)?)
     }
 
-    /// Notifies another node that a VM does not arrive. Blocks.
+    /// Notifies another node that a VM does not arrive, because its guest is here. Blocks.
     ///
     /// # Errors
     /// The node is unreachable, or the VM has arrived.
     pub(crate) fn withdraw(&self, peer: &Peer) -> Result<(), Error> {
         let node = self.connect(peer, &address(&peer.node)?)?;
-        match node.change(Method::DELETE, &migration_of(peer)) {
-            Ok(_) => Ok(()),
-            Err(error) => match error.refusal() {
-                Some(refusal) if refusal.status == StatusCode::NOT_FOUND => Ok(()),
-                _ => Err(failed(peer, error)),
-            },
+        let path = migration_of(peer);
+        let Err(error) = node.change(Method::DELETE, &path) else {
+            return Ok(());
+        };
+        match error.refusal() {
+            Some(refusal) if refusal.status == StatusCode::NOT_FOUND => Ok(()),
+            Some(refusal) if refusal.body.code == "has_come" => {
+                // Its process there may have ended without a report. Then that node waits for a
+                // report of where the guest is.
+                let report = ResolveRequest {
+                    resolve: Place::There,
+                };
+                let sent = node.send(Method::PATCH, &path, &report, MAKING);
+                sent.map(drop).map_err(|error| failed(peer, error))
+            }
+            _ => Err(failed(peer, error)),
         }
     }
 

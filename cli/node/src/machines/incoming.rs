@@ -12,7 +12,8 @@
 //!   lives: moved                                   is here: the mark goes
 //!   gone: sent away                                is no longer here: all is rolled back
 //!   gone: guest powered off or crashed             was here: the mark goes
-//!   gone: in any other way                         may have been here: an operator decides
+//!   gone: in any other way                         may have been here: the source reports that it
+//!                                                  has the guest, or an operator decides
 //! ```
 //! Owns that table.
 
