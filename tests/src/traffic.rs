@@ -185,6 +185,30 @@ pub fn flood_off(guest: &mut Guest) -> Value {
     answer
 }
 
+/// Ends a flood during which the network changed.
+///
+/// # Panics
+/// If no frame returned, one is damaged or doubled, or more than `may_lose` are missing.
+#[track_caller]
+pub fn flood_off_with_losses(guest: &mut Guest, may_lose: u64) {
+    let answer = or_panic(guest.command_within("flood-off", EXCHANGE_LIMIT));
+    println!("{answer}");
+    for wrong in ["corrupt", "duplicate"] {
+        assert_eq!(answer[wrong], 0, "{wrong}: {answer}");
+    }
+    assert!(answer["rx"].as_u64() > Some(0), "{answer}");
+    let lost = or_panic(number(&answer, "lost"));
+    assert!(lost <= may_lose, "{answer}");
+}
+
+/// Makes a guest send frames to a peer that sends all frames back (`echo-on`).
+///
+/// # Errors
+/// As [`exchange`].
+pub fn exchange_with(guest: &mut Guest, mac: &str, frames: Frames) -> Result<()> {
+    exchange(guest, &format!("eth0 to {mac}"), frames)
+}
+
 /// Checks the answer that ends frames in the background: some were sent, and each returned once,
 /// intact.
 ///

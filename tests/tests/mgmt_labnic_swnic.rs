@@ -44,8 +44,8 @@ fn a_vm_gets_a_subfunction_of_a_port_of_its_bridge() {
     let choice = format!("NIC net0: from={UPLINK}, because the port {UPLINK} of {BRIDGE}");
     assert!(said.contains(&choice), "{said}");
     let name = format!("run{}n0", guest.pid());
-    let told: Value = serde_json::from_str(&printed(&bellhop(&["nic", "list", "-j"]))).unwrap();
-    assert!(told["nic"][&name]["representor"].is_string(), "{told}");
+    let listed: Value = serde_json::from_str(&printed(&bellhop(&["nic", "list", "-j"]))).unwrap();
+    assert!(listed["nic"][&name]["representor"].is_string(), "{listed}");
     for size in [60, 1514] {
         let frames = Frames {
             count: 200,

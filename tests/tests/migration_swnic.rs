@@ -18,11 +18,11 @@ use lab::messages::messages;
 use lab::soak_run::Run;
 use lab::swnic::Swnic;
 use lab::temp_path::TempPath;
-use lab::traffic::all_returned;
+use lab::traffic::{Frames, exchange_with, flood_off_with_losses};
 use moving::echo::Echo;
 use moving::soak::{Scene, run_soak};
 use moving::{Host, NOTICE};
-use serde_json::{Value, json};
+use serde_json::json;
 
 const MAC: &str = "52:54:00:5e:54:01";
 const PEER: &str = "52:54:00:5e:54:02";
@@ -31,6 +31,11 @@ const PEER: &str = "52:54:00:5e:54:02";
 /// and so many again.
 const WINDOW: u64 = 16;
 const MAY_LOSE: u64 = 2 * WINDOW;
+const FRAMES: Frames = Frames {
+    count: 200,
+    size: 590,
+    window: WINDOW,
+};
 
 /// Two NICs for one guest, the third for its peer.
 struct Nics {
@@ -98,25 +103,6 @@ fn flood_on(guest: &mut Guest) {
     guest.command(&line).unwrap();
 }
 
-/// Ends the flood, of which so many frames may be lost.
-#[track_caller]
-fn flood_off(guest: &mut Guest, may_lose: u64) {
-    let flooded: Value = guest.command("flood-off").unwrap();
-    println!("{flooded}");
-    for wrong in ["corrupt", "duplicate"] {
-        assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
-    }
-    assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
-    assert!(flooded["lost"].as_u64() <= Some(may_lose), "{flooded}");
-}
-
-/// Frames to the peer and back, without a loss.
-#[track_caller]
-fn check_traffic(guest: &mut Guest) {
-    let line = format!("frames 200 590 {WINDOW} eth0 to {PEER}");
-    all_returned(&guest.command(&line).unwrap(), 200).unwrap();
-}
-
 #[test]
 fn a_guest_is_saved_under_traffic_and_continues_here_and_on_another_nic() {
     let nics = Nics::start(&[]);
@@ -133,8 +119,8 @@ fn a_guest_is_saved_under_traffic_and_continues_here_and_on_another_nic() {
         let answer = here.client().ask("POST", "/v1/vm/snapshot", Some(&body));
         let answer = answer.unwrap();
         assert_eq!(answer.status, 201, "{}", answer.body);
-        flood_off(&mut guest, MAY_LOSE);
-        check_traffic(&mut guest);
+        flood_off_with_losses(&mut guest, MAY_LOSE);
+        exchange_with(&mut guest, PEER, FRAMES).unwrap();
         assert_eq!(guest.command("write-off").unwrap()["wrong"], 0);
     }
     drop(guest);
@@ -144,11 +130,11 @@ fn a_guest_is_saved_under_traffic_and_continues_here_and_on_another_nic() {
         command.args(small().allow_boot_files());
         let mut guest = Guest::start_restored(command, NOTICE).unwrap();
         // It was saved under its flood.
-        flood_off(&mut guest, MAY_LOSE);
-        check_traffic(&mut guest);
+        flood_off_with_losses(&mut guest, MAY_LOSE);
+        exchange_with(&mut guest, PEER, FRAMES).unwrap();
         assert_eq!(guest.command("write-off").unwrap()["wrong"], 0);
         guest.command("rebind-flooded 1 0").unwrap();
-        check_traffic(&mut guest);
+        exchange_with(&mut guest, PEER, FRAMES).unwrap();
         assert_eq!(messages(&mut guest).unwrap(), said);
         assert!(guest.power_off().unwrap().success());
     }

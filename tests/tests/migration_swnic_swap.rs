@@ -18,7 +18,7 @@ use lab::messages::messages;
 use lab::node::until;
 use lab::swnic::Swnic;
 use lab::temp_path::TempPath;
-use lab::traffic::all_returned;
+use lab::traffic::{Frames, exchange_with, flood_off_with_losses};
 
 const MAC: &str = "52:54:00:5e:57:01";
 const PEER: &str = "52:54:00:5e:57:02";
@@ -31,15 +31,14 @@ const SWAPS: u64 = 20;
 /// Frames in flight at once. Those on their way to the NIC that the guest leaves are lost.
 const WINDOW: u64 = 16;
 
+const FRAMES: Frames = Frames {
+    count: 200,
+    size: 590,
+    window: WINDOW,
+};
+
 fn small() -> BellhopArguments {
     BellhopArguments::small().unwrap().memory("128M")
-}
-
-/// Frames to the peer and back, without a loss.
-#[track_caller]
-fn check_traffic(guest: &mut Guest) {
-    let line = format!("frames 200 590 {WINDOW} eth0 to {PEER}");
-    all_returned(&guest.command(&line).unwrap(), 200).unwrap();
 }
 
 #[test]
@@ -73,18 +72,10 @@ fn a_guest_with_packed_rings_changes_its_nic_twenty_times() {
         })
         .unwrap();
     }
-    let flooded = guest.command("flood-off").unwrap();
-    println!("{flooded}");
-    for wrong in ["corrupt", "duplicate"] {
-        assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
-    }
-    assert!(
-        flooded["lost"].as_u64() <= Some(SWAPS * WINDOW),
-        "{flooded}"
-    );
-    check_traffic(&mut guest);
+    flood_off_with_losses(&mut guest, SWAPS * WINDOW);
+    exchange_with(&mut guest, PEER, FRAMES).unwrap();
     guest.command("rebind-flooded 1 0").unwrap();
-    check_traffic(&mut guest);
+    exchange_with(&mut guest, PEER, FRAMES).unwrap();
     assert_eq!(messages(&mut guest).unwrap(), said);
     for guest in [guest, peer] {
         assert!(guest.power_off().unwrap().success());

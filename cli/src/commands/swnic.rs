@@ -87,8 +87,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     split: bool,
 
-    /// Offer only these virtio features: a mask in hexadecimal, such as that of hardware to which
-    /// the guest moves (`bellhop probe`)
+    /// Offer only these virtio features: a mask in hexadecimal. A guest can move to hardware that
+    /// has all of them (`bellhop probe` lists them)
     #[arg(long, value_name = "MASK", value_parser = mask)]
     device_features: Option<u64>,
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::swnic::Swnic;
-use lab::traffic::all_returned;
-use serde_json::{Value, json};
+use lab::traffic::{Frames, exchange_with, flood_off_with_losses};
+use serde_json::json;
 
 use super::live;
 use super::moving::echo::Echo;
@@ -17,6 +17,11 @@ use super::moving::echo::Echo;
 pub(crate) const PEER: &str = "52:54:00:5e:55:02";
 /// Frames of the flood that are in flight at once.
 const WINDOW: u64 = 16;
+const FRAMES: Frames = Frames {
+    count: 200,
+    size: 590,
+    window: WINDOW,
+};
 /// The longest wait for frames after a swap.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -70,11 +75,10 @@ impl Vm {
     /// Frames to the peer and back, without a loss.
     #[track_caller]
     pub(crate) fn exchange(&mut self) {
-        let line = format!("frames 200 590 {WINDOW} eth0 to {PEER}");
-        all_returned(&self.guest.command(&line).unwrap(), 200).unwrap();
+        exchange_with(&mut self.guest, PEER, FRAMES).unwrap();
     }
 
-    /// Moves the NIC so many times under a flood, first to the first of these. Frames between
+    /// Moves the NIC so many times under a flood, in turn to the devices in `to`. Frames between
     /// the reset of one device and the start of the other are lost, as are those that switches send
     /// to the former port.
     #[track_caller]
@@ -99,13 +103,7 @@ impl Vm {
                 );
             }
         }
-        let flooded: Value = self.guest.command("flood-off").unwrap();
-        println!("{swaps} swaps: {flooded}");
-        for wrong in ["corrupt", "duplicate"] {
-            assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
-        }
-        let lost = flooded["lost"].as_u64().unwrap();
-        assert!(lost <= u64::from(swaps) * 2 * WINDOW, "{flooded}");
+        flood_off_with_losses(&mut self.guest, u64::from(swaps) * 2 * WINDOW);
         self.exchange();
     }
 }

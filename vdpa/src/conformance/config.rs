@@ -3,7 +3,7 @@
 use super::rule::Rule;
 use super::subject::Subject;
 use super::verdict::{Attempt, fail, noted, pass, skipped};
-use crate::netdev::{NetConfig, UNFILTERED, VirtioNetConfig};
+use crate::netdev::{NetConfig, UNFILTERED, VirtioNetConfig, is_unfiltered};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -40,10 +40,10 @@ fn size(subject: &Subject<'_>) -> Attempt {
     subject.is_network()?;
     let (device, _iotlb) = subject.own()?;
     let size = device.config_size();
-    let mut mark = [0; UNFILTERED.len()];
-    let at = u32::try_from(VirtioNetConfig::LEN).unwrap_or(u32::MAX);
-    if device.read_config(at, &mut mark).is_ok() && mark == UNFILTERED {
-        return Ok(noted(format!("{at} bytes, and a mark")));
+    let structure = VirtioNetConfig::LEN;
+    let with_mark = u32::try_from(structure + UNFILTERED.len());
+    if with_mark == Ok(size) && is_unfiltered(&device)? {
+        return Ok(noted(format!("{structure} bytes, and a mark")));
     }
     Ok(if NET_SIZES.contains(&size) {
         noted(format!("{size} bytes"))

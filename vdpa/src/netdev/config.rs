@@ -1,7 +1,9 @@
 //! A network device's configuration: its fields, and their meaning under the negotiated features.
 
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP,
+    VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_S_LINK_UP,
 };
 
 use zerocopy::FromBytes;
@@ -54,6 +56,23 @@ impl VirtioNetConfig {
 /// Such a device carries out control commands by doing nothing. VDUSE refuses CTRL_VQ, so the VMM
 /// offers the control queue in its place.
 pub const UNFILTERED: [u8; 8] = *b"unfilter";
+
+/// Whether a device with an owner has [`UNFILTERED`], queue pairs only, and no control queue.
+///
+/// # Errors
+/// As [`Device::read_config`].
+pub fn is_unfiltered(device: &Device) -> Result<bool, Error> {
+    let info = device.info();
+    let pairs = info.queue_count() >= 2 && info.queue_count().is_multiple_of(2);
+    let commands = info.features & 1 << VIRTIO_NET_F_CTRL_VQ != 0;
+    let mut bytes = [0; VirtioNetConfig::LEN + UNFILTERED.len()];
+    let size = usize::try_from(info.config_size).unwrap_or(usize::MAX);
+    if info.device_id != VIRTIO_ID_NET || commands || !pairs || size < bytes.len() {
+        return Ok(false);
+    }
+    device.read_config(0, &mut bytes)?;
+    Ok(bytes.ends_with(&UNFILTERED))
+}
 
 /// The fields that a device reports; `None` if it lacks the feature for one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

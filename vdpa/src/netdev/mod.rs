@@ -41,7 +41,7 @@ mod relayed;
 mod start;
 mod transmit;
 
-pub use self::config::{NetConfig, UNFILTERED, VirtioNetConfig};
+pub use self::config::{NetConfig, UNFILTERED, VirtioNetConfig, is_unfiltered};
 pub use self::features::{Chains, Kick, Options};
 pub use self::queue::{Counters, Virtqueue};
 pub use self::receive::{Received, RxQueue};

@@ -26,7 +26,9 @@
 use vdpa::control_queue::Limits;
 use vdpa::device::{Device, DeviceInfo};
 use vdpa::features::{self, Policy, Reason};
-use vdpa::netdev::{UNFILTERED, VirtioNetConfig};
+#[cfg(doc)]
+use vdpa::netdev::UNFILTERED;
+use vdpa::netdev::is_unfiltered;
 use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_config::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_RING_RESET};
@@ -281,20 +283,6 @@ struct Abilities {
     resets_queues: bool,
     /// See [`UNFILTERED`].
     unfiltered: bool,
-}
-
-/// Whether the device says that it filters nothing, and has queue pairs only.
-fn is_unfiltered(device: &Device) -> Result<bool, vdpa::Error> {
-    let info = device.info();
-    let pairs = info.queue_count() >= 2 && info.queue_count().is_multiple_of(2);
-    let commands = info.features & 1 << VIRTIO_NET_F_CTRL_VQ != 0;
-    let mut bytes = [0; VirtioNetConfig::LEN + UNFILTERED.len()];
-    let size = usize::try_from(info.config_size).unwrap_or(usize::MAX);
-    if info.device_id != VIRTIO_ID_NET || commands || !pairs || size < bytes.len() {
-        return Ok(false);
-    }
-    device.read_config(0, &mut bytes)?;
-    Ok(bytes.ends_with(&UNFILTERED))
 }
 
 #[cfg(test)]
