@@ -4,11 +4,12 @@
  *
  * It takes the place of a PCI function of the lab host, so a VMM opens it as
  * any function with a variant driver: by its address, in its IOMMU group, in a
- * type1 container. All that the VMM sees of it is made here: configuration
- * space, a memory BAR, MSI-X. The function itself stays untouched.
+ * type1 container or an IOAS of iommufd. All that the VMM sees of it is made
+ * here: configuration space, a memory BAR, MSI-X. The function itself stays
+ * untouched.
  *
  *   guest ── BAR 0: page, acked ──> registers ─┐  after an interval:
- *                                              ├─ the page by vfio_dma_rw(),
+ *                                              ├─ the page by mig_write_page(),
  *         <── vector 0, a full page ───────────┘  then a trigger of vector 0
  *
  * It writes the number of the write to the whole page. It waits until the
@@ -30,6 +31,7 @@
 #include <linux/anon_inodes.h>
 #include <linux/eventfd.h>
 #include <linux/file.h>
+#include <linux/iommufd.h>
 #include <linux/iova_bitmap.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
@@ -122,6 +124,8 @@ struct mig {
 	struct eventfd_ctx *triggers[VECTORS];
 	/* Signalled when the host wants the function back. */
 	struct eventfd_ctx *wanted;
+	/* To guest memory in an IOAS. Else the device is in a container. */
+	struct iommufd_access *access;
 	struct delayed_work tick;
 	u8 page[PAGE_SIZE];
 
@@ -168,6 +172,16 @@ static void mig_schedule(struct mig *mig)
 		mod_delayed_work(system_wq, &mig->tick, usecs_to_jiffies(us));
 }
 
+/* Writes mig->page to guest memory. It runs in a kernel thread. */
+static int mig_write_page(struct mig *mig, dma_addr_t to)
+{
+	if (mig->access)
+		return iommufd_access_rw(mig->access, to, mig->page, PAGE_SIZE,
+					 IOMMUFD_ACCESS_RW_WRITE |
+					 IOMMUFD_ACCESS_RW_KTHREAD);
+	return vfio_dma_rw(&mig->vdev, to, mig->page, PAGE_SIZE, true);
+}
+
 static void mig_tick(struct work_struct *work)
 {
 	struct mig *mig = container_of(to_delayed_work(work), struct mig, tick);
@@ -185,7 +199,7 @@ static void mig_tick(struct work_struct *work)
 	if (mig->logging)
 		xa_store(&mig->written, to >> PAGE_SHIFT, xa_mk_value(1),
 			 GFP_KERNEL);
-	if (vfio_dma_rw(&mig->vdev, to, mig->page, PAGE_SIZE, true)) {
+	if (mig_write_page(mig, to)) {
 		add_one(&mig->regs.failed);
 	} else {
 		add_one(&mig->regs.done);
@@ -906,6 +920,70 @@ static void mig_close(struct vfio_device *vdev)
 	cancel_delayed_work_sync(&mig->tick);
 }
 
+/*
+ * vfio_dma_rw() has no access to an IOAS for a device with an IOMMU. So the
+ * device has one of its own, beside the attachment that pins guest memory.
+ */
+
+static void mig_access_unmap(void *data, unsigned long iova,
+			     unsigned long length)
+{
+	/* An access by iommufd_access_rw() pins nothing after its return. */
+}
+
+static const struct iommufd_access_ops mig_access_ops = {
+	.unmap = mig_access_unmap,
+};
+
+static int mig_bind_iommufd(struct vfio_device *vdev, struct iommufd_ctx *ictx,
+			    u32 *out_device_id)
+{
+	struct mig *mig = to_mig(vdev);
+	struct iommufd_access *access;
+	u32 id;
+	int ret;
+
+	access = iommufd_access_create(ictx, &mig_access_ops, mig, &id);
+	if (IS_ERR(access))
+		return PTR_ERR(access);
+	ret = vfio_iommufd_physical_bind(vdev, ictx, out_device_id);
+	if (ret)
+		iommufd_access_destroy(access);
+	else
+		mig->access = access;
+	return ret;
+}
+
+static void mig_unbind_iommufd(struct vfio_device *vdev)
+{
+	struct mig *mig = to_mig(vdev);
+
+	vfio_iommufd_physical_unbind(vdev);
+	iommufd_access_destroy(mig->access);
+	mig->access = NULL;
+}
+
+static int mig_attach_ioas(struct vfio_device *vdev, u32 *pt_id)
+{
+	struct mig *mig = to_mig(vdev);
+	u32 ioas_id = *pt_id;
+	int ret;
+
+	ret = vfio_iommufd_physical_attach_ioas(vdev, pt_id);
+	if (ret)
+		return ret;
+	ret = iommufd_access_attach(mig->access, ioas_id);
+	if (ret)
+		vfio_iommufd_physical_detach_ioas(vdev);
+	return ret;
+}
+
+static void mig_detach_ioas(struct vfio_device *vdev)
+{
+	iommufd_access_detach(to_mig(vdev)->access);
+	vfio_iommufd_physical_detach_ioas(vdev);
+}
+
 static const struct vfio_device_ops mig_device_ops = {
 	.name = "bellhop_vfio_mig",
 	.init = mig_init,
@@ -915,10 +993,10 @@ static const struct vfio_device_ops mig_device_ops = {
 	.write = mig_write,
 	.ioctl = mig_ioctl,
 	.request = mig_request,
-	.bind_iommufd = vfio_iommufd_physical_bind,
-	.unbind_iommufd = vfio_iommufd_physical_unbind,
-	.attach_ioas = vfio_iommufd_physical_attach_ioas,
-	.detach_ioas = vfio_iommufd_physical_detach_ioas,
+	.bind_iommufd = mig_bind_iommufd,
+	.unbind_iommufd = mig_unbind_iommufd,
+	.attach_ioas = mig_attach_ioas,
+	.detach_ioas = mig_detach_ioas,
 };
 
 static int mig_probe(struct pci_dev *pdev, const struct pci_device_id *id)

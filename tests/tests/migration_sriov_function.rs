@@ -68,10 +68,9 @@ fn equipment(nic: &SriovNic) -> ([VirtualFunction<'_>; 2], [VfDevice<'_>; 2]) {
     (functions, devices)
 }
 
-/// In a container: the kernel's `vfio_dma_rw`, by which the function reaches guest memory, serves a
-/// device with an IOMMU only there.
+/// Through iommufd.
 fn vfio(function: &VirtualFunction<'_>) -> String {
-    format!("host={},id=function,iommufd=off", function.address())
+    format!("host={},id=function", function.address())
 }
 
 fn boot(host: &Host, function: &VirtualFunction<'_>) -> Guest {
@@ -171,6 +170,7 @@ fn a_guest_moves_with_two_functions_or_stays_with_both() {
     }
     let (ours, theirs) = functions.split_at(2);
     let [here, there] = ["here", "there"].map(Host::without_nic);
+    // In a container, unlike those of the other tests.
     let options = |functions: &[VirtualFunction<'_>]| {
         let names = ["first", "second"].into_iter().zip(functions);
         let option = |(name, function): (_, &VirtualFunction<'_>)| {
