@@ -23,10 +23,16 @@ use std::path::Path;
 use bridge::{Bridge, ip};
 use lab::endurance::cycles;
 use lab::guest::BellhopArguments;
-use lab::rig::QUEUE_PAIRS;
+use lab::rig::{FIRST_PACKED_FUNCTION, QUEUE_PAIRS};
 use lab::sriov::{SriovNic, VfDevice};
 use lab::vmm_process::cost;
 use swaps::{Software, Vm};
+
+/// An address that the guest sets.
+const CHOSEN: &str = "02:00:5e:00:55:77";
+
+/// VIRTIO_F_RING_PACKED (virtio 1.3, 6).
+const RING_PACKED: usize = 34;
 
 /// The two NICs of the guest, which have the same address.
 struct Nics<'nic> {
@@ -37,14 +43,19 @@ struct Nics<'nic> {
 
 impl<'nic> Nics<'nic> {
     fn of(nic: &'nic SriovNic) -> Self {
-        let hardware = VfDevice::add(nic.vf(0).unwrap()).unwrap();
+        // This function has no packed rings.
+        Self::with(nic, 0, &["--split"])
+    }
+
+    /// The hardware is the function `index`. The NIC without hardware has these options.
+    fn with(nic: &'nic SriovNic, index: usize, options: &[&str]) -> Self {
+        let hardware = VfDevice::add(nic.vf(index).unwrap()).unwrap();
         assert_eq!(usize::from(hardware.queues()), 2 * QUEUE_PAIRS + 1);
         let bridge = Bridge::add("lab-swbr");
         let uplink = nic.vf(1).unwrap().interface().unwrap();
         ip(&format!("link set {uplink} up master {}", bridge.0));
         let pairs = QUEUE_PAIRS.to_string();
-        // This function has no packed rings.
-        let options = ["--queue-pairs", &pairs, "--split"];
+        let options = [&["--queue-pairs", &pairs], options].concat();
         Self {
             software: Software::start(bridge.0, &hardware.function().mac(), &options),
             hardware,
@@ -75,7 +86,23 @@ fn a_guest_on_software_gets_hardware_and_returns() {
     // The next driver negotiates with the NIC that is there.
     vm.guest.command("rebind-flooded 1 0").unwrap();
     vm.exchange();
+    // The guest's own address goes with it.
+    vm.guest.command(&format!("mac {CHOSEN}")).unwrap();
+    vm.exchange();
     vm.move_under_flood(2, to, &nics.software);
+    assert!(vm.guest.power_off().unwrap().success());
+}
+
+#[test]
+fn a_guest_with_packed_rings_gets_hardware_and_returns() {
+    let nic = SriovNic::enable(4).unwrap();
+    let nics = Nics::with(&nic, FIRST_PACKED_FUNCTION, &[]);
+    let mut vm = Vm::boot(small(), nics.software());
+    let features = vm.guest.ready()["nics"][0]["features"].as_str().unwrap();
+    assert_eq!(features.as_bytes()[RING_PACKED], b'1');
+    vm.exchange();
+    let to = [nics.hardware.path(), nics.software()];
+    vm.move_under_flood(2 * cycles().unwrap(), to, &nics.software);
     assert!(vm.guest.power_off().unwrap().success());
 }
 

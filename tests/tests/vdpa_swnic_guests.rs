@@ -1,5 +1,5 @@
-//! Debian's kernel with 4, 2 and 1 processors on NICs without hardware: TCP through checksum and
-//! segmentation offloads, frames of 9014 bytes, and a VLAN.
+//! Debian's kernel with 4, 2 and 1 processors on NICs without hardware: TCP over IPv4 and IPv6
+//! through checksum and segmentation offloads, frames of 9014 bytes, and a VLAN.
 
 #![expect(
     clippy::unwrap_used,
@@ -29,8 +29,8 @@ const FULL_FRAME: u64 = 1518;
 /// The guests are emulated twice.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// VIRTIO_NET_F_CSUM, GUEST_CSUM, GUEST_TSO4 and HOST_TSO4.
-const OFFLOADS: [usize; 4] = [0, 1, 7, 11];
+/// VIRTIO_NET_F_CSUM, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, HOST_TSO4 and HOST_TSO6.
+const OFFLOADS: [usize; 6] = [0, 1, 7, 8, 11, 12];
 
 fn mac(number: u32) -> String {
     format!("52:54:00:5e:56:0{number}")
@@ -84,12 +84,12 @@ fn boot(number: u32, bridge: &Bridge) -> Machine {
 }
 
 /// Sends a stream by TCP. Returns the mean size of the packets in the sender's tap and in the
-/// receiver's.
+/// receiver's. The peer's address is the network's prefix and the peer's number.
 #[track_caller]
-fn stream(from: &mut Machine, to: &mut Machine, network: &str) -> [u64; 2] {
+fn stream(from: &mut Machine, to: &mut Machine, prefix: &str) -> [u64; 2] {
     let before = [from.passed("rx"), to.passed("tx")];
     to.guest.listen("tcp-receive").unwrap();
-    let line = format!("tcp-send {network}.{} {LENGTH}", to.number);
+    let line = format!("tcp-send {prefix}{} {LENGTH}", to.number);
     let sent = from.guest.command_within(&line, LIMIT).unwrap();
     let received = to.guest.answer("tcp-receive", LIMIT).unwrap();
     assert_eq!(received["bytes"], LENGTH);
@@ -98,7 +98,7 @@ fn stream(from: &mut Machine, to: &mut Machine, network: &str) -> [u64; 2] {
         from.mean_since("rx", before[0]),
         to.mean_since("tx", before[1]),
     ];
-    println!("{} to {} in {network}: {means:?}", from.number, to.number);
+    println!("{} to {} by {prefix}: {means:?}", from.number, to.number);
     means
 }
 
@@ -119,6 +119,8 @@ fn stock_guests_use_offloads_long_frames_and_a_vlan() {
     for machine in &mut machines {
         let number = machine.number;
         machine.ip(&format!("addr add 10.0.0.{number}/24 dev eth0"));
+        machine.guest.command("ipv6").unwrap();
+        machine.ip(&format!("addr add fd00::{number}/64 dev eth0"));
     }
     ring(&mut machines, |from, to| {
         let frames = Frames {
@@ -127,17 +129,19 @@ fn stock_guests_use_offloads_long_frames_and_a_vlan() {
             window: 8,
         };
         exchange_between(&mut from.guest, &mut to.guest, &mac(to.number), frames).unwrap();
-        let means = stream(from, to, "10.0.0");
+        let means = stream(from, to, "10.0.0.");
         assert!(means.iter().all(|&mean| mean > FULL_FRAME), "{means:?}");
     });
     // More than one of these segments makes such packets.
     for machine in &mut machines {
         machine.ip("link set dev eth0 mtu 1500");
     }
-    ring(&mut machines, |from, to| {
-        let means = stream(from, to, "10.0.0");
-        assert!(means.iter().all(|&mean| mean > FULL_FRAME), "{means:?}");
-    });
+    for prefix in ["10.0.0.", "fd00::"] {
+        ring(&mut machines, |from, to| {
+            let means = stream(from, to, prefix);
+            assert!(means.iter().all(|&mean| mean > FULL_FRAME), "{means:?}");
+        });
+    }
 
     // The ports of all NICs carry only tagged frames of this VLAN.
     ip("link set lab-swbr type bridge vlan_filtering 1");
@@ -159,7 +163,7 @@ fn stock_guests_use_offloads_long_frames_and_a_vlan() {
         machine.ip("link set dev vlan7 up");
     }
     ring(&mut machines, |from, to| {
-        let means = stream(from, to, "10.0.7");
+        let means = stream(from, to, "10.0.7.");
         assert!(means.iter().all(|&mean| mean > FULL_FRAME), "{means:?}");
     });
     for machine in machines {

@@ -64,9 +64,14 @@ impl Vm {
         let nic = format!("path={},id=nic", path.display());
         let arguments = arguments
             .argument("--vdpa", &nic)
-            .argument("--api-socket", socket.to_str().unwrap())
-            .silence(Duration::from_secs(120));
-        let guest = Guest::start(&arguments).unwrap();
+            .argument("--api-socket", socket.to_str().unwrap());
+        let command = || {
+            let mut command = arguments.command();
+            // The log shows each announcement of the guest.
+            command.env("BELLHOP_LOG", "info");
+            command
+        };
+        let guest = Guest::start_command(command, Duration::from_secs(120)).unwrap();
         assert_eq!(guest.ready()["problems"], json!([]));
         let client = Client::new(&socket);
         Self { guest, client }
@@ -78,17 +83,30 @@ impl Vm {
         exchange_with(&mut self.guest, PEER, FRAMES).unwrap();
     }
 
+    /// How often the guest has announced its address by a command.
+    fn announced(&self) -> usize {
+        self.guest.console().matches("has announced itself").count()
+    }
+
     /// Moves the NIC so many times under a flood, in turn to the devices in `to`. Frames between
     /// the reset of one device and the start of the other are lost, as are those that switches send
-    /// to the former port.
+    /// to the former port. The guest announces itself after each move.
     #[track_caller]
     pub(crate) fn move_under_flood(&mut self, swaps: u32, to: [&Path; 2], software: &Software) {
         let line = format!("flood-on 300 {WINDOW} eth0 to {PEER}");
         self.guest.command(&line).unwrap();
         for (round, path) in (0..swaps).zip(to.into_iter().cycle()) {
             std::thread::sleep(Duration::from_millis(u64::from(100 + 37 * (round % 8))));
+            let announced = self.announced();
             live::swap_nic(&self.client, path);
             let (before, begin) = (software.carried(), Instant::now());
+            while self.announced() == announced {
+                assert!(
+                    begin.elapsed() < LIMIT,
+                    "the guest does not announce itself"
+                );
+                std::thread::sleep(Duration::from_millis(10));
+            }
             if path == software.nic.path() {
                 while software.carried() == before {
                     assert!(begin.elapsed() < LIMIT, "the software NIC carries nothing");

@@ -60,6 +60,7 @@
 //! * `rng BYTES`: reads the hardware random generator.
 //! * `link`: prints the NICs as `ip link` shows them.
 //! * `ip WORDS`: runs `ip`, and prints its output.
+//! * `ipv6 [NIC]`: switches IPv6 on. The guest's kernel may send frames by itself then.
 //! * `tcp-receive`: prints `{"listening": PORT}`, then the length and the SHA-256 of one stream.
 //! * `tcp-send ADDRESS BYTES`: sends such a stream by TCP, and prints the same of it.
 //! * `up [NIC]`: brings up a NIC that was plugged in later, and waits for its link.
@@ -148,6 +149,7 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         "info" => Ok(info::all(&[])),
         "link" => info::link(),
         "ip" => tcp::ip(words),
+        "ipv6" => tcp::ipv6_on(nic(words)),
         "tcp-receive" => tcp::receive(),
         "tcp-send" => tcp::send(number(words, "ADDRESS")?, number(words, "BYTES")?),
         "frames" => {

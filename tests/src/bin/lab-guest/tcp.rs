@@ -2,11 +2,13 @@
 
 use crate::random::Sequence;
 use lab::error::{Error, Result};
+use lab::files;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Command;
 
 /// Bytes of one read or write.
@@ -31,10 +33,21 @@ pub(crate) fn ip<'a>(words: impl Iterator<Item = &'a str>) -> Result<Value> {
     Ok(json!({ "text": String::from_utf8_lossy(&output.stdout) }))
 }
 
+/// Switches IPv6 on at this NIC. It does not look for other users of its addresses, so they can be
+/// used at once.
+pub(crate) fn ipv6_on(nic: &str) -> Result<Value> {
+    for (setting, value) in [("accept_dad", "0"), ("disable_ipv6", "0")] {
+        let path = format!("/proc/sys/net/ipv6/conf/{nic}/{setting}");
+        files::write(Path::new(&path), value)?;
+    }
+    Ok(json!({ "ipv6": nic }))
+}
+
 /// Reports that it listens, and then the length and the hash of one stream.
 pub(crate) fn receive() -> Result<Value> {
     let failed = || Error::system("receive by TCP");
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).map_err(failed())?;
+    // It accepts connections by IPv4, too.
+    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT)).map_err(failed())?;
     crate::say("", &json!({ "listening": PORT }));
     let (mut stream, _) = listener.accept().map_err(failed())?;
     let mut piece = vec![0; PIECE];
@@ -49,7 +62,7 @@ pub(crate) fn receive() -> Result<Value> {
 }
 
 /// Sends a stream with so many bytes to the peer, and reports its hash.
-pub(crate) fn send(peer: Ipv4Addr, length: u64) -> Result<Value> {
+pub(crate) fn send(peer: IpAddr, length: u64) -> Result<Value> {
     let failed = || Error::system("send by TCP");
     let mut stream = TcpStream::connect((peer, PORT)).map_err(failed())?;
     let mut sequence = Sequence::new(length);
