@@ -1,5 +1,5 @@
-//! Debian's kernel with 4, 2 and 1 processors on NICs without hardware: TCP over IPv4 and IPv6
-//! through checksum and segmentation offloads, frames of 9014 bytes, and a VLAN.
+//! Debian's kernel with 4, 2 and 1 processors on NICs without hardware. They use TCP over IPv4 and
+//! IPv6 with checksum and segmentation offloads, frames of 9014 bytes, and a VLAN.
 
 #![expect(
     clippy::unwrap_used,

@@ -6,10 +6,14 @@
 //! It does not depend on the use of the memory; [`crate::iotlb`] maps it for a device.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
+use rustix::mm::{Advice, madvise};
 use vm_memory::bitmap::AtomicBitmap;
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
+use vm_memory::{
+    GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress,
+};
 
 use crate::iova::IovaRange;
 
@@ -28,6 +32,23 @@ pub(crate) use shared_buffer::not_pages;
 /// because software vDPA parents map nothing else (`drivers/vhost/vdpa.c`, `vhost_vdpa_va_map`
 /// skips private memory).
 pub type GuestMemory = GuestMemoryMmap<AtomicBitmap>;
+
+/// Asks for transparent huge pages in a region of guest RAM (`MADV_HUGEPAGE`).
+///
+/// A kernel without them ignores it, as does one whose setting for shared memory is `never`
+/// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`, `admin-guide/mm/transhuge.rst`).
+///
+/// # Errors
+/// The kernel refuses the request.
+pub fn advise_huge_pages(region: &GuestRegionMmap<AtomicBitmap>) -> io::Result<()> {
+    // SAFETY: needed because the advice has no safe wrapper. Sound because the range is exactly the
+    // mapping of `region`, and the advice leaves its content and validity unchanged.
+    let advised = unsafe { madvise(region.as_ptr().cast(), region.size(), Advice::LinuxHugepage) };
+    match advised {
+        Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
 
 /// Memory that a device may access.
 ///

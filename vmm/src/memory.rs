@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use vdpa::memory::GuestMemory;
+use vdpa::memory::{GuestMemory, advise_huge_pages};
 use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, MmapRegion};
 
@@ -242,8 +242,7 @@ fn map_region(
     })?;
     region.set_hugetlbfs(hugepages.is_some());
     // A child of this process must not have the guest's memory. A core dump must be neither as
-    // large as the guest nor hold its secrets. MADV_HUGEPAGE is left to the administrator's
-    // shmem_enabled setting.
+    // large as the guest nor hold its secrets.
     for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
         // SAFETY: needed because the advice has no safe wrapper. Sound because
         // the range is exactly the mapping that `region` owns, and both kinds
@@ -251,8 +250,12 @@ fn map_region(
         unsafe { rustix::mm::madvise(region.as_ptr().cast(), len, advice) }
             .map_err(|source| os("advise on", source.into()))?;
     }
-    GuestRegionMmap::new(region, GuestAddress(guest.start))
-        .ok_or_else(|| os("lay out", io::ErrorKind::InvalidInput.into()))
+    let region = GuestRegionMmap::new(region, GuestAddress(guest.start))
+        .ok_or_else(|| os("lay out", io::ErrorKind::InvalidInput.into()))?;
+    if hugepages.is_none() {
+        advise_huge_pages(&region).map_err(|source| os("advise on", source))?;
+    }
+    Ok(region)
 }
 
 /// Allocates the pages of an untouched region from one node.

@@ -21,7 +21,7 @@ use super::Device;
 use crate::Error;
 use crate::iotlb::Access;
 use crate::iova::{IovaRange, PAGE_SIZE};
-use crate::memory::{AddressSpace, DeviceMemory, GuestMemory, Mode, Piece};
+use crate::memory::{AddressSpace, DeviceMemory, GuestMemory, Mode, Piece, advise_huge_pages};
 use crate::uapi::vduse::{VDUSE_ACCESS_RO, VDUSE_ACCESS_RW, VDUSE_ACCESS_WO, vduse_iotlb_entry};
 
 /// Most mappings at a time. A guest's IOMMU with more of them needs another kind of device.
@@ -173,7 +173,10 @@ impl Mappings {
                         .build()
                         .map_err(cannot_map)?;
                 let region = GuestRegionMmap::new(region, GuestAddress(mapping.start));
-                Arc::new(region.ok_or_else(invalid)?)
+                let region = region.ok_or_else(invalid)?;
+                // The first access to a page may be here.
+                advise_huge_pages(&region).map_err(cannot_map)?;
+                Arc::new(region)
             }
         };
         self.entries.push(Entry {

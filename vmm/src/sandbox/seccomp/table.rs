@@ -426,6 +426,7 @@ const SOFTWARE_NIC: Calls = calls! {
     SYS_epoll_pwait2 => "the event loop, with a limit in nanoseconds";
     SYS_epoll_pwait => "the event loop on a kernel without epoll_pwait2";
     SYS_eventfd2 => "kicks of a queue";
+    SYS_madvise [one_of(2, &[bits(MADV_HUGEPAGE)])] => "the driver's memory";
 };
 
 /// Counters of KVM.
