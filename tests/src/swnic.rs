@@ -5,6 +5,7 @@ use crate::files;
 use crate::process::die_with_parent;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -86,6 +87,27 @@ impl Swnic {
             .and_then(|pid| pid.parse().ok());
         let worker = worker.and_then(Pid::from_raw).ok_or_else(none)?;
         Ok([server, worker])
+    }
+
+    /// The processor time of each thread of its worker, in the order of the queue pairs.
+    ///
+    /// # Errors
+    /// As [`Swnic::processes`]; [`Error::Invalid`] if the worker ends.
+    pub fn pair_times(&self) -> Result<Vec<Duration>> {
+        let [_, worker] = self.processes()?;
+        let mut times = BTreeMap::new();
+        let directory = format!("/proc/{worker}/task");
+        for task in files::list(Path::new(&directory))? {
+            let name = files::read_text(&task.join("comm"))?;
+            // The first thread has the name of the program.
+            let pair = name.trim().strip_prefix("pair").map_or(Ok(0), str::parse);
+            let pair: u16 = pair.map_err(|_| Error::invalid("the name of a thread", &name))?;
+            let text = files::read_text(&task.join("schedstat"))?;
+            let time = text.split(' ').next().and_then(|time| time.parse().ok());
+            let time = time.ok_or_else(|| Error::invalid("schedstat", &text))?;
+            times.insert(pair, Duration::from_nanos(time));
+        }
+        Ok(times.into_values().collect())
     }
 
     /// Waits until another worker than this one serves the NIC, in its sandbox.

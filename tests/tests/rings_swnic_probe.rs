@@ -25,7 +25,8 @@ fn a_nic_without_hardware_conforms_with_split_and_with_packed_rings() {
     let bridge = Bridge::add("lab-swbr");
     let on = |mac| ["--bridge", bridge.0, "--mac", mac];
     let peer = Swnic::start("lab-sw1", &on(OTHER)).unwrap();
-    for rings in [&["--split"][..], &[]] {
+    // The suite uses the first pair.
+    for rings in [&["--split"][..], &["--queue-pairs", "2"]] {
         let nic = Swnic::start("lab-sw0", &[&on(MAC)[..], rings].concat()).unwrap();
         let report = json(nic.path(), &["--conformance"], 0);
         println!("{report:#}");
@@ -34,6 +35,7 @@ fn a_nic_without_hardware_conforms_with_split_and_with_packed_rings() {
         let report = json(nic.path(), &[], 0);
         println!("{report:#}");
         let stop = AtomicBool::new(false);
+        let before = nic.pair_times().unwrap();
         std::thread::scope(|threads| {
             threads.spawn(|| command::echo(peer.path(), &stop));
             // Also when there is no report: the scope waits for its threads.
@@ -49,5 +51,11 @@ fn a_nic_without_hardware_conforms_with_split_and_with_packed_rings() {
                 assert_eq!(outcome(&report, check), wanted, "{check}: {report:#}");
             }
         });
+        // A pair that the driver does not use gets no frames.
+        let times = nic.pair_times().unwrap();
+        assert!(
+            times[0] > before[0] && times[1..] == before[1..],
+            "{times:?}"
+        );
     }
 }

@@ -10,11 +10,13 @@ mod bridge;
 #[allow(dead_code, reason = "other tests use more of it")]
 mod live;
 
+use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use bridge::Bridge;
+use bridge::{Bridge, ip};
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::swnic::{self, Swnic};
@@ -246,6 +248,146 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     for guest in [guest, peer] {
         assert_eq!(guest.power_off().unwrap().code(), Some(0));
     }
+}
+
+/// UDP from many ports of the bridge to a guest, which needs no IP address.
+struct Flows {
+    sockets: Vec<UdpSocket>,
+    neighbour: String,
+}
+
+impl Flows {
+    fn new(bridge: &Bridge, mac: &str) -> Self {
+        let [own, guest] = ["10.53.0.1", "10.53.0.2"];
+        ip(&format!("addr add {own}/24 dev {}", bridge.0));
+        let sockets = (0..64).map(|_| {
+            let socket = UdpSocket::bind((own, 0)).unwrap();
+            socket.connect((guest, 9)).unwrap();
+            socket
+        });
+        Self {
+            sockets: sockets.collect(),
+            neighbour: format!("{guest} lladdr {mac} nud permanent dev {}", bridge.0),
+        }
+    }
+
+    /// Sends some datagrams of each flow. Returns their number.
+    fn send(&self) -> u64 {
+        const ROUNDS: u64 = 8;
+        // A new port changes the address of the bridge, which deletes its neighbours.
+        ip(&format!("neigh replace {}", self.neighbour));
+        for _ in 0..ROUNDS {
+            for socket in &self.sockets {
+                socket.send(b"flow").unwrap();
+            }
+            // The guest takes them before the queue of the tap is full.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        ROUNDS * u64::try_from(self.sockets.len()).unwrap()
+    }
+}
+
+/// Checks that all frames of all flows arrive, and that each of the NIC's threads moves some.
+#[track_caller]
+fn assert_flows_arrive(nic: &Swnic, guest: &mut Guest, flows: &Flows) {
+    let mut received = || {
+        let link = guest.command("link").unwrap();
+        link["nics"][0]["rx_packets"].as_u64().unwrap()
+    };
+    let (times, before, begin) = (nic.pair_times().unwrap(), received(), Instant::now());
+    let sent = flows.send();
+    while received() < before + sent {
+        assert!(begin.elapsed() < LIMIT, "{} of {sent}", received() - before);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let after = nic.pair_times().unwrap();
+    let moved: Vec<Duration> = after
+        .iter()
+        .zip(times)
+        .map(|(now, old)| *now - old)
+        .collect();
+    println!("{moved:?}");
+    assert!(moved.iter().all(|time| !time.is_zero()));
+}
+
+#[test]
+fn each_queue_pair_has_a_thread_that_moves_its_flows() {
+    let bridge = Bridge::add("lab-swbr");
+    let macs = ["52:54:00:5e:53:01", "52:54:00:5e:53:02"];
+    let on = |mac| ["--bridge", bridge.0, "--mac", mac];
+    let flows = Flows::new(&bridge, macs[0]);
+    let of_peer = Swnic::start("lab-sw1", &on(macs[1])).unwrap();
+    let mut peer = start(&of_peer, 1);
+    peer.command("echo-on").unwrap();
+    for (pairs, processors, options) in [
+        (2, 2, &["--split"][..]),
+        (4, 4, &["--poll", "30"]),
+        // Linux fills the receive queues of all pairs.
+        (3, 1, &[]),
+    ] {
+        let number = pairs.to_string();
+        let words = [&on(macs[0])[..], &["--queue-pairs", &number], options].concat();
+        let nic = Swnic::start("lab-sw0", &words).unwrap();
+        let mut guest = start(&nic, processors);
+        assert_eq!(nic.pair_times().unwrap().len(), pairs);
+        assert_flows_arrive(&nic, &mut guest, &flows);
+
+        // Workers end under traffic of all pairs in both directions.
+        flood_on(&mut guest, "eth0", macs[1]);
+        let signals = [Signal::KILL, Signal::STOP, Signal::KILL];
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let begin = Instant::now();
+                while !is_over.load(Ordering::Relaxed) && begin.elapsed() < LIMIT {
+                    flows.send();
+                }
+            });
+            for signal in signals {
+                std::thread::sleep(Duration::from_millis(300));
+                let [_, worker] = nic.processes().unwrap();
+                kill_process(worker, signal).unwrap();
+                nic.await_other_worker(worker).unwrap();
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let answer = guest.command_within("flood-off", 6 * LIMIT).unwrap();
+        println!("{answer}");
+        let count = |what: &str| answer[what].as_u64().unwrap();
+        // Each thread may have had a frame of each direction in its hands.
+        let most = u64::try_from(signals.len() * pairs).unwrap();
+        assert!(count("rx") > 0 && count("corrupt") == 0, "{answer}");
+        assert!(
+            count("lost") <= most && count("duplicate") <= most,
+            "{answer}"
+        );
+        assert_flows_arrive(&nic, &mut guest, &flows);
+        // The next driver begins without queues, and gets them again.
+        guest.command("rebind-flooded 1 0").unwrap();
+        assert_flows_arrive(&nic, &mut guest, &flows);
+        assert_eq!(guest.power_off().unwrap().code(), Some(0));
+    }
+    assert_eq!(peer.power_off().unwrap().code(), Some(0));
+}
+
+#[test]
+fn several_queue_pairs_need_a_tap_with_several_queues() {
+    let _bridge = Bridge::add("lab-swbr");
+    ip("tuntap add lab-tap0 mode tap");
+    ip("tuntap add lab-tap1 mode tap multi_queue");
+    let words = |tap, pairs| ["--tap", tap, "--queue-pairs", pairs];
+    let text = refused("lab-sw0", &words("lab-tap0", "2"));
+    assert!(text.contains("mode tap multi_queue"), "{text}");
+    let text = refused("lab-sw0", &words("lab-tap1", "1"));
+    assert!(text.contains("a tap with several queues"), "{text}");
+    let nics = [("lab-sw0", "lab-tap0", "1"), ("lab-sw1", "lab-tap1", "2")]
+        .map(|(name, tap, pairs)| Swnic::start(name, &words(tap, pairs)).unwrap());
+    for nic in nics {
+        nic.signal(Signal::TERM).unwrap();
+        assert!(nic.end().unwrap().0.success());
+    }
+    ip("link del lab-tap0");
+    ip("link del lab-tap1");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `bellhop run`: one VM in the foreground.
 
 mod hand_over;
-mod inherited;
+pub(super) mod inherited;
 mod nics;
 mod sandbox;
 

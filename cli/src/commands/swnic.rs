@@ -10,6 +10,7 @@
 mod server;
 mod worker;
 
+use std::os::fd::RawFd;
 use std::thread;
 use std::time::Duration;
 
@@ -35,7 +36,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[command(after_long_help = "\
 The kernel's modules vduse, vhost_vdpa and tun must be loaded; distributions ship them. With
 --bridge, the tap has the name of the NIC and is a port of the bridge. With --tap, the command opens
-this tap, or creates it, and leaves its bridge, MTU and state to you.
+this tap, or creates it, and leaves its bridge, MTU and state to you. For several queue pairs, a tap
+that exists must have several queues: `ip tuntap add NAME mode tap multi_queue`.
 
 SIGTERM and SIGINT delete the NIC. If a VM still uses it, the command waits for its end first. After
 kill -9 the NIC stays: `bellhop nic list` shows it, and `bellhop nic delete` deletes it.
@@ -83,6 +85,16 @@ pub(crate) struct Arguments {
     )]
     queue_pairs: u16,
 
+    /// Let the thread of each queue pair look for frames before it sleeps, for at most this share
+    /// of a processor, in percent. The guest then notifies it less often
+    #[arg(
+        long = "poll",
+        value_name = "PERCENT",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u8).range(0..=100)
+    )]
+    poll_percent: u8,
+
     /// Do not offer packed rings
     #[arg(long)]
     split: bool,
@@ -103,6 +115,10 @@ pub(crate) struct Arguments {
     /// Serve the device at standard input with the tap at standard output
     #[arg(long, hide = true, conflicts_with = "serve")]
     worker: bool,
+
+    /// The descriptors of the tap's further queues
+    #[arg(long, hide = true, value_delimiter = ',', requires = "worker")]
+    queues: Vec<RawFd>,
 }
 
 impl Arguments {
@@ -113,6 +129,7 @@ impl Arguments {
             mtu: self.mtu.unwrap_or_default(),
             pairs: self.queue_pairs,
             features: self.device_features().unwrap_or(u64::MAX),
+            poll_percent: self.poll_percent,
         }
     }
 
@@ -137,6 +154,7 @@ impl Arguments {
                 mtu: None,
             }),
             tap: self.tap.clone(),
+            poll_percent: self.poll_percent,
             ..NicRequest::new(&self.name, SOFTWARE)
         }
     }

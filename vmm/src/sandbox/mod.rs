@@ -59,11 +59,12 @@ pub fn enter(own: Option<&Own>) -> Result<(), JailError> {
 }
 
 /// Moves this process, which is no VMM and has all files open that it needs, into a jail with an
-/// empty root. It must have one thread, which is of the kind `thread`. It ends with its parent.
+/// empty root. It must have one thread. It ends with its parent. A [filter](seccomp::confine) is
+/// the next step, of each thread.
 ///
 /// # Errors
 /// A step failed. The process must end: it is in a part of the jail.
-pub fn enter_empty(user: u32, thread: seccomp::Thread) -> Result<(), crate::Error> {
+pub fn enter_empty(user: u32) -> Result<(), crate::Error> {
     let failed = |step| {
         move |source| {
             let error = JailError { step, source };
@@ -81,5 +82,5 @@ pub fn enter_empty(user: u32, thread: seccomp::Thread) -> Result<(), crate::Erro
         // It ended before the request.
         return Err(failed("follow the parent")(io::ErrorKind::NotFound.into()));
     }
-    seccomp::confine(thread)
+    Ok(())
 }

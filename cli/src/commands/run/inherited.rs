@@ -38,7 +38,7 @@ pub(super) fn take(
 }
 
 /// Takes ownership of an inherited descriptor, and sets close-on-exec.
-pub(super) fn own(number: RawFd) -> Result<OwnedFd, String> {
+pub(in crate::commands) fn own(number: RawFd) -> Result<OwnedFd, String> {
     // SAFETY: needed because a command line can only contain a number. The descriptor is only
     // queried and not kept, so a number that is not open causes an error only.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };

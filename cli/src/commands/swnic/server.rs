@@ -5,7 +5,7 @@
 //! continues where the rings are, and the guest does not notice.
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::FdFlags;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 use vdpa::vduse::nic::Tap;
 use vdpa::vduse::{Control, Created, Device};
@@ -47,6 +48,8 @@ struct Server<'a> {
     arguments: &'a Arguments,
     signals: StopSignals,
     tap: OwnedFd,
+    /// The tap's further queues. A worker inherits them by their numbers.
+    queues: Vec<OwnedFd>,
     device: OwnedFd,
     _created: Created,
     lock: ServerLock,
@@ -58,7 +61,13 @@ impl<'a> Server<'a> {
         let signals = StopSignals::note().map_err(Error::context("cannot catch signals"))?;
         let lock = ServerLock::take(name).map_err(|error| Error::failed(error.to_string()))?;
         let control = Control::open().map_err(failed)?;
-        let tap = Tap::open(arguments.tap.as_deref().unwrap_or(name)).map_err(failed)?;
+        let tap = arguments.tap.as_deref().unwrap_or(name);
+        let mut queues = Tap::open(tap, arguments.queue_pairs)
+            .map_err(failed)?
+            .into_iter();
+        let tap = queues
+            .next()
+            .ok_or_else(|| Error::failed("the tap has no queue"))?;
         let (created, device) = if Control::exists(name) {
             reopen(&control, name)
         } else {
@@ -71,10 +80,16 @@ impl<'a> Server<'a> {
         if arguments.own_tap {
             tap.set_persistent(true).map_err(failed)?;
         }
+        let queues: Vec<_> = queues.map(OwnedFd::from).collect();
+        for queue in &queues {
+            rustix::io::fcntl_setfd(queue, FdFlags::empty())
+                .map_err(Error::context("cannot pass on a queue of the tap"))?;
+        }
         Ok(Self {
             arguments,
             signals,
-            tap: owned(&tap)?,
+            tap: tap.into(),
+            queues,
             device: owned(&device)?,
             _created: created,
             lock,
@@ -116,6 +131,14 @@ impl<'a> Server<'a> {
             }
         }
         words.retain(|word| word != "--own-tap");
+        if !self.queues.is_empty() {
+            let numbers = self
+                .queues
+                .iter()
+                .map(|queue| queue.as_raw_fd().to_string());
+            let numbers = numbers.collect::<Vec<_>>().join(",");
+            words.extend(["--queues".into(), numbers.into()]);
+        }
         Command::new("/proc/self/exe")
             .arg0("bellhop")
             .args(words)

@@ -48,6 +48,8 @@ pub struct NicRequest {
     /// The tap of a software NIC, which exists or is created, and stays as it is. `None`: one of
     /// the NIC's name, created and deleted with it.
     pub tap: Option<String>,
+    /// The share of a processor that each pair of a software NIC may spend on polling, in percent.
+    pub poll_percent: u8,
 }
 
 impl NicRequest {
@@ -67,6 +69,7 @@ impl NicRequest {
             rates: None,
             virtual_functions: None,
             tap: None,
+            poll_percent: 0,
         }
     }
 

@@ -55,6 +55,9 @@ pub struct Service {
     /// The queue pairs. Records of older programs do not have them.
     #[serde(default = "one_pair")]
     pub pairs: u16,
+    /// The share of a processor that each pair may spend on polling, in percent.
+    #[serde(default)]
+    pub poll_percent: u8,
 }
 
 const fn one_pair() -> u16 {
@@ -72,6 +75,9 @@ impl Service {
         let features = format!("{:#x}", self.features);
         words.extend(["--device-features".to_owned(), features]);
         words.extend(["--queue-pairs".to_owned(), self.pairs.to_string()]);
+        if self.poll_percent > 0 {
+            words.extend(["--poll".to_owned(), self.poll_percent.to_string()]);
+        }
         if self.is_own_tap {
             words.push("--own-tap".to_owned());
         }
@@ -277,10 +283,11 @@ mod tests {
             mtu: 9000,
             features: 1 << 33,
             pairs: 4,
+            poll_percent: 25,
         };
         let words = service.arguments("sw0").join(" ");
         let expected = "swnic sw0 --serve --tap tap0 --mac 02:00:00:00:00:07 --mtu 9000 \
-                        --device-features 0x200000000 --queue-pairs 4 --own-tap";
+                        --device-features 0x200000000 --queue-pairs 4 --poll 25 --own-tap";
         assert_eq!(words, expected);
     }
 
@@ -289,7 +296,7 @@ mod tests {
         let record =
             r#"{"tap":"tap0","is_own_tap":true,"mac":[2,0,0,0,0,7],"mtu":1500,"features":0}"#;
         let service: Service = serde_json::from_str(record).unwrap();
-        assert_eq!(service.pairs, 1);
+        assert_eq!((service.pairs, service.poll_percent), (1, 0));
         let service = Service {
             pairs: 16,
             ..service

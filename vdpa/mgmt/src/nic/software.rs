@@ -80,6 +80,7 @@ impl Nics {
             mtu,
             features: request.device_features.unwrap_or(u64::MAX),
             pairs: request.max_vqp.unwrap_or(1),
+            poll_percent: request.poll_percent,
         })
     }
 
@@ -114,7 +115,9 @@ impl Nics {
             Control::open()?.destroy(name)?;
         }
         if service.is_own_tap && existing(Links::open()?.link(&service.tap))?.is_some() {
-            Tap::open(&service.tap)?.set_persistent(false)?;
+            for queue in Tap::open(&service.tap, service.pairs)? {
+                queue.set_persistent(false)?;
+            }
         }
         server::forget(name);
         Ok(())

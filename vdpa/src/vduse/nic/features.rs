@@ -65,6 +65,8 @@ pub struct Configuration {
     pub pairs: u16,
     /// The features to offer, of [`OFFERED`]; those that VDUSE requires are always among them.
     pub features: u64,
+    /// At most this share of a processor polls for each pair, in percent; 0: the threads sleep.
+    pub poll_percent: u8,
 }
 
 impl Configuration {

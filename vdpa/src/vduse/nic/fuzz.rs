@@ -1,5 +1,4 @@
-//! A queue of the device between any driver, frames, mappings and messages. A receive queue is the
-//! first or the second one of two, and the driver does not enable the other.
+//! A queue of the device between any driver, frames, mappings and messages.
 //!
 //! It is for the fuzz target `vduse`, and for the tests below, which need no fuzzer.
 //!
@@ -86,8 +85,8 @@ struct World {
     features: RingFeatures,
     transmits: bool,
     mergeable: bool,
-    /// The number of the receive queue.
-    queue: usize,
+    /// Whether the device looks for work without kicks before it waits for one.
+    polls: bool,
     mappings: Mappings,
     memory: Option<DeviceMemory>,
     /// Where the ring is, or continues.
@@ -135,13 +134,13 @@ impl World {
             features,
             transmits: has(1),
             mergeable: has(2),
-            queue: usize::from(has(5)),
+            polls: has(5),
             mappings: Mappings::default(),
             memory: None,
             ring: None,
             base: VringBase::initial(features.packed),
             is_broken: false,
-            receive: Receive::new(2),
+            receive: Receive::new(),
             transmit: Transmit::new(),
             honest: true,
             buffers: HashMap::new(),
@@ -220,17 +219,25 @@ impl World {
             return;
         };
         let turn = if self.transmits {
-            let turn = self.transmit.turn(ring, memory, &self.rig.tap);
-            turn.map(drop).map_err(|error| Fault::Ring(0, error))
+            let mut turn = |arms| self.transmit.turn(ring, memory, &self.rig.tap, arms);
+            let polled = if self.polls {
+                turn(false).map(drop)
+            } else {
+                Ok(())
+            };
+            polled
+                .and_then(|()| turn(true).map(drop))
+                .map_err(Fault::Ring)
         } else {
-            let mut rings = [None, None];
-            rings[self.queue] = Some(ring);
-            let turn = self.receive.turn(&mut rings, memory, &self.rig.tap);
-            turn.map(drop)
+            self.receive.kicked();
+            match self.receive.is_in_use(ring) {
+                Ok(true) => self.receive.turn(ring, memory, &self.rig.tap).map(drop),
+                in_use => in_use.map(drop).map_err(Fault::Ring),
+            }
         };
         match turn {
             Ok(()) => {}
-            Err(Fault::Ring(_, error)) => {
+            Err(Fault::Ring(error)) => {
                 assert!(!self.honest, "{error}");
                 self.leave();
                 self.is_broken = true;
@@ -342,8 +349,7 @@ impl World {
             Ok(ring) => {
                 self.ring = Some(ring);
                 let is_in_use = self.base != VringBase::initial(self.features.packed);
-                self.receive
-                    .restart(self.queue, self.mergeable, SIZE, is_in_use);
+                self.receive.restart(self.mergeable, SIZE, is_in_use);
             }
             Err(error) => assert!(!self.honest, "{error}"),
         }

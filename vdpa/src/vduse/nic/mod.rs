@@ -1,17 +1,22 @@
 //! A network device in userspace between a driver's rings and a tap.
 //!
 //! ```text
-//!   driver's rings 1, 3, … --Transmit--> tap --> bridge     messages --Nic--> rings, memory
-//!   driver's rings 0, 2, … <--Receive--- tap <-- bridge     stop eventfd --> the end
+//!   each pair's thread:  driver's ring 1, 3, … --Transmit--> queue 0, 1, … of the tap --> bridge
+//!                        driver's ring 0, 2, … <--Receive---                          <--
+//!   the first one, too:  messages --Control--> rings, memory       stop eventfd --> the end
 //! ```
-//! One thread does all of it: [`Nic::serve`]. So a change of mappings never meets an access, and
-//! there is no lock. A frame is copied once, with its virtio-net header, on its way to the driver's
-//! buffers; the tap passes checksum and segmentation offloads through. Nothing is
-//! allocated for a frame. The buffers belong to the driver: they may be malformed, unmapped, or
-//! change at any time. A driver that breaks a ring stops that ring until it resets the device.
+//! A change of mappings never meets an access: [`Control`](control) stops the pairs between two of
+//! their turns, each of at most [`BUDGET`] frames. There is a lock per turn and none per frame, and
+//! with one pair one thread. The kernel's tap chooses the receive queue of a frame, so all frames
+//! of a flow arrive in one.
+//!
+//! A frame is copied once, with its virtio-net header, on its way to the driver's buffers. The tap
+//! passes checksum and segmentation offloads through. Nothing is allocated for a frame. The buffers
+//! belong to the driver: they may be malformed, unmapped, or change at any time. A driver that
+//! breaks a ring stops that ring until it resets the device.
 
+mod control;
 mod features;
-mod flow;
 #[cfg(any(test, feature = "fuzz"))]
 #[allow(
     clippy::unwrap_used,
@@ -19,6 +24,8 @@ mod flow;
     reason = "code of tests, which fuzz targets use"
 )]
 mod fuzz;
+mod pair;
+mod poll;
 mod receive;
 #[cfg(any(test, feature = "fuzz"))]
 #[allow(
@@ -28,6 +35,7 @@ mod receive;
 )]
 mod rig;
 mod serve;
+mod shared;
 mod tap;
 mod transmit;
 
@@ -41,12 +49,14 @@ pub use self::tap::Tap;
 const HEADER: usize = 12;
 /// The largest frame with segmentation offload, with an Ethernet and a VLAN header.
 const FRAME_MAX: usize = HEADER + 18 + 65535;
-/// Frames per turn: the other queues and messages wait no longer.
+/// Frames per turn of a queue: the pair's other queue and messages wait no longer.
 const BUDGET: usize = 64;
 
-/// The result of a transmit queue's turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The result of a queue's turn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Turn {
+    /// There was a frame.
+    found: bool,
     /// More work is waiting, for which no event comes.
     again: bool,
     /// The driver wants an interrupt.

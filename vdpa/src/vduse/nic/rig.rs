@@ -30,7 +30,10 @@ impl Rig {
     pub(super) fn new(features: RingFeatures) -> Self {
         let buffer = Arc::new(SharedBuffer::new(PAGES * PAGE_SIZE, GUEST).unwrap());
         let memory = DeviceMemory::from(Arc::new(buffer.as_guest_memory().unwrap()));
-        let (driver, ring) = queue(&buffer, &memory, 0, features);
+        let driver = DriverQueue::new(Arc::clone(&buffer), SIZE, 0, features).unwrap();
+        let ring = GuestRing::new(memory.clone(), SIZE, driver.addresses(), features).unwrap();
+        let base = VringBase::initial(features.packed);
+        let ring = DeviceQueue::new(ring, base, features).unwrap();
         let (tap, peer) = UnixDatagram::pair().unwrap();
         tap.set_nonblocking(true).unwrap();
         peer.set_nonblocking(true).unwrap();
@@ -42,12 +45,6 @@ impl Rig {
             tap: Tap::of(OwnedFd::from(tap).into()),
             peer,
         }
-    }
-
-    /// Another queue, in place of the buffers from this page on.
-    pub(super) fn queue(&self, page: u64, features: RingFeatures) -> (DriverQueue, DeviceQueue) {
-        let offset = (RING_PAGES + page) * PAGE_SIZE;
-        queue(&self.buffer, &self.memory, offset, features)
     }
 
     pub(super) fn piece(&self, page: u64, len: u32, direction: Direction) -> Piece {
@@ -71,18 +68,6 @@ impl Rig {
         self.buffer.read(offset, &mut bytes).unwrap();
         bytes
     }
-}
-
-fn queue(
-    buffer: &Arc<SharedBuffer>,
-    memory: &DeviceMemory,
-    offset: u64,
-    features: RingFeatures,
-) -> (DriverQueue, DeviceQueue) {
-    let driver = DriverQueue::new(Arc::clone(buffer), SIZE, offset, features).unwrap();
-    let ring = GuestRing::new(memory.clone(), SIZE, driver.addresses(), features).unwrap();
-    let base = VringBase::initial(features.packed);
-    (driver, DeviceQueue::new(ring, base, features).unwrap())
 }
 
 /// A frame with a header of zeroes.

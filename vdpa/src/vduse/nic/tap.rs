@@ -1,4 +1,9 @@
-//! The tap: the host's end of the cable.
+//! The tap: the host's end of the cable. It has a queue for each queue pair, and each queue is a
+//! file.
+//!
+//! The kernel chooses the queue of a frame for the driver. It is the one by which the driver sends
+//! the same flow. For other flows a hash decides. Only attached queues count, and the first one
+//! always is.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -22,12 +27,29 @@ const USO_OF_GUEST: u64 = 1 << VIRTIO_NET_F_GUEST_USO4 | 1 << VIRTIO_NET_F_GUEST
 /// Frames that wait in a tap: the kernel's queue has 500, or as `ip link set txqueuelen` says.
 const STALE_MAX: usize = 100_000;
 
-/// A tap with virtio-net headers. It ends with the last process that has it open, unless it is
-/// [persistent](Tap::set_persistent).
+/// Which queue of a tap it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Position {
+    First,
+    Further,
+    /// Of no tap.
+    #[cfg(any(test, feature = "fuzz"))]
+    Test,
+}
+
+/// A queue of a tap with virtio-net headers. The tap ends with the last process that has it open,
+/// unless it is [persistent](Tap::set_persistent).
 #[derive(Debug)]
 pub struct Tap {
     file: File,
-    has_offloads: bool,
+    position: Position,
+}
+
+impl From<Tap> for OwnedFd {
+    /// For another process: see [`Tap::inherited`].
+    fn from(tap: Tap) -> Self {
+        tap.file.into()
+    }
 }
 
 impl AsFd for Tap {
@@ -37,12 +59,28 @@ impl AsFd for Tap {
 }
 
 impl Tap {
-    /// Opens the tap `name`, and creates it if it does not exist.
+    /// Opens `queues` queues of the tap `name`, and creates it if it does not exist. Those after
+    /// the first are detached.
     ///
     /// # Errors
     /// The kernel has no taps, the name is too long or taken by another interface or process, or
-    /// the rights are missing.
-    pub fn open(name: &str) -> Result<Self, Error> {
+    /// the rights are missing. A tap that exists has one queue, and `queues` are several, or vice
+    /// versa.
+    pub fn open(name: &str, queues: u16) -> Result<Vec<Self>, Error> {
+        let has_several = queues > 1;
+        let mut taps = vec![Self::open_queue(name, has_several)?];
+        for _ in 1..queues {
+            let tap = Self {
+                position: Position::Further,
+                ..Self::open_queue(name, has_several)?
+            };
+            tap.set_attached(false)?;
+            taps.push(tap);
+        }
+        Ok(taps)
+    }
+
+    fn open_queue(name: &str, has_several: bool) -> Result<Self, Error> {
         let file = OpenOptions::new().read(true).write(true).open(TUN);
         let file = file.map_err(|error| {
             let remedy = if error.kind() == io::ErrorKind::NotFound {
@@ -52,13 +90,13 @@ impl Tap {
             };
             Error::other(format!("cannot open {TUN}: {remedy}")).because(error)
         })?;
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        let mut request = libc::ifreq {
-            ifr_name: [0; libc::IFNAMSIZ],
-            ifr_ifru: libc::__c_anonymous_ifr_ifru {
-                ifru_flags: i16::try_from(flags).unwrap_or_default(),
-            },
+        let several = if has_several {
+            libc::IFF_MULTI_QUEUE
+        } else {
+            0
         };
+        let mut request =
+            with_flags(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | several);
         if name.is_empty() || name.len() >= libc::IFNAMSIZ {
             return Err(Error::other(format!(
                 "{name:?} is not a name for a tap: it has at most {} bytes",
@@ -75,7 +113,15 @@ impl Tap {
             let remedy = match error.raw_os_error() {
                 Some(libc::EBUSY) => ": another process has it open",
                 Some(libc::EPERM) => ": run this as root",
-                Some(libc::EINVAL) => ": the name belongs to another kind of interface",
+                Some(libc::EINVAL) if has_several => {
+                    ": the name belongs to another kind of interface, or to a tap with one queue; \
+                     create a tap for several queue pairs with `ip tuntap add NAME mode tap \
+                     multi_queue`"
+                }
+                Some(libc::EINVAL) => {
+                    ": the name belongs to another kind of interface, or to a tap with several \
+                     queues; create a tap for one queue pair with `ip tuntap add NAME mode tap`"
+                }
                 _ => "",
             };
             Error::other(format!("cannot open the tap {name}{remedy}")).because(error)
@@ -91,17 +137,20 @@ impl Tap {
             .map_err(Error::context("cannot use the tap without waiting"))?;
         Ok(Self {
             file,
-            has_offloads: true,
+            position: Position::First,
         })
     }
 
-    /// A tap that another process has opened.
+    /// The queues of a tap that another process has opened, in their order.
     #[must_use]
-    pub fn inherited(file: OwnedFd) -> Self {
-        Self {
-            file: file.into(),
-            has_offloads: true,
-        }
+    pub fn inherited(files: Vec<OwnedFd>) -> Vec<Self> {
+        let first = std::iter::once(Position::First);
+        let positions = first.chain(std::iter::repeat(Position::Further));
+        let tap = |(file, position)| Self {
+            file: File::from(file),
+            position,
+        };
+        files.into_iter().zip(positions).map(tap).collect()
     }
 
     /// Whether the tap stays without a process that has it open.
@@ -125,14 +174,18 @@ impl Tap {
     pub(super) fn of(file: File) -> Self {
         Self {
             file,
-            has_offloads: false,
+            position: Position::Test,
         }
     }
 
-    /// Prepares the tap for a driver with these features. Drops the frames that wait, which may be
-    /// of a kind that the driver does not take.
+    /// Prepares the queue for a driver with these features. Drops the frames that wait, which may
+    /// be of a kind that the driver does not take. A further queue is detached.
     pub(super) fn start(&self, features: u64, buffer: &mut [u8]) -> Result<(), Error> {
         self.set_offloads(features)?;
+        if self.position == Position::Further {
+            // This drops its frames. There are none to read then.
+            return self.set_attached(false);
+        }
         for _ in 0..STALE_MAX {
             if self.read(buffer)?.is_none() {
                 break;
@@ -141,9 +194,31 @@ impl Tap {
         Ok(())
     }
 
-    /// Passes on the offloads that a driver with these features takes.
+    /// Whether the kernel passes frames to this queue. The first one stays attached.
+    pub(super) fn set_attached(&self, attached: bool) -> Result<(), Error> {
+        if self.position != Position::Further {
+            return Ok(());
+        }
+        let flag = if attached {
+            libc::IFF_ATTACH_QUEUE
+        } else {
+            libc::IFF_DETACH_QUEUE
+        };
+        let request = with_flags(flag);
+        // SAFETY: there is no safe interface to ioctls. The kernel reads one `ifreq`.
+        let set =
+            unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNSETQUEUE, &raw const request) };
+        match check(set) {
+            // It is so already, also by the process before.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            set => set.map_err(Error::context("cannot attach or detach a queue of the tap")),
+        }
+    }
+
+    /// Passes on the offloads that a driver with these features takes. They are those of the tap,
+    /// by its first queue.
     pub(super) fn set_offloads(&self, features: u64) -> Result<(), Error> {
-        if !self.has_offloads {
+        if self.position != Position::First {
             return Ok(());
         }
         let mut offloads = 0;
@@ -230,6 +305,16 @@ pub(super) struct Vectors(pub(super) Vec<libc::iovec>);
 unsafe impl Send for Vectors {}
 
 crate::opaque_debug!(Vectors, this => len: this.0.len());
+
+/// A request without a name.
+fn with_flags(flags: libc::c_int) -> libc::ifreq {
+    libc::ifreq {
+        ifr_name: [0; libc::IFNAMSIZ],
+        ifr_ifru: libc::__c_anonymous_ifr_ifru {
+            ifru_flags: i16::try_from(flags).unwrap_or_default(),
+        },
+    }
+}
 
 fn check(result: i32) -> io::Result<()> {
     if result < 0 {

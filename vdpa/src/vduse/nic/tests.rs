@@ -1,8 +1,6 @@
 //! The queues with a driver of this crate; a socket is the tap.
 
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use proptest::prelude::*;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ};
@@ -14,7 +12,7 @@ use super::*;
 use crate::iova::{DeviceAddress, IovaRange, PAGE_SIZE};
 use crate::memory::{AddressSpace, DeviceMemory, Mode};
 use crate::netdev::{UNFILTERED, VirtioNetConfig};
-use crate::ring::{DeviceQueue, Direction, DriverQueue, GuestRing, Piece, RingFeatures};
+use crate::ring::{DeviceQueue, Direction, GuestRing, Piece, RingFeatures};
 
 /// A ring of this format, without other features.
 fn rig(packed: bool) -> Rig {
@@ -25,14 +23,9 @@ fn rig(packed: bool) -> Rig {
 }
 
 impl Rig {
-    /// A turn of its ring as the only one.
     fn receive(&mut self, receive: &mut Receive) -> Turn {
-        let mut rings = [Some(&mut self.ring)];
-        let again = receive.turn(&mut rings, &self.memory, &self.tap).unwrap();
-        Turn {
-            again,
-            interrupt: receive.take_interrupt(0),
-        }
+        let turn = receive.turn(&mut self.ring, &self.memory, &self.tap);
+        turn.unwrap()
     }
 }
 
@@ -60,7 +53,7 @@ fn a_frame_of_several_pieces_is_sent_and_unusable_ones_are_returned() {
             rig.driver.add(chain).unwrap();
         }
         let turn = Transmit::new()
-            .turn(&mut rig.ring, &rig.memory, &rig.tap)
+            .turn(&mut rig.ring, &rig.memory, &rig.tap, true)
             .unwrap();
         assert!(!turn.again && turn.interrupt);
         assert_eq!(rig.sent().unwrap(), content);
@@ -94,7 +87,7 @@ fn a_successor_begins_where_the_ring_is() {
             let ring = GuestRing::new(rig.memory.clone(), SIZE, addresses, features).unwrap();
             let base = ring.used_position().unwrap();
             rig.ring = DeviceQueue::new(ring, base, features).unwrap();
-            let turn = Transmit::new().turn(&mut rig.ring, &rig.memory, &rig.tap);
+            let turn = Transmit::new().turn(&mut rig.ring, &rig.memory, &rig.tap, true);
             turn.unwrap();
             for len in seen.drain(..) {
                 assert_eq!(rig.sent().unwrap().len(), len);
@@ -110,8 +103,8 @@ fn a_successor_begins_where_the_ring_is() {
 fn a_frame_takes_as_many_buffers_as_it_needs() {
     for packed in [false, true] {
         let mut rig = rig(packed);
-        let mut receive = Receive::new(1);
-        receive.restart(0, true, SIZE, false);
+        let mut receive = Receive::new();
+        receive.restart(true, SIZE, false);
         rig.peer.send(&frame(5000)).unwrap();
         rig.peer.send(&frame(100)).unwrap();
         let writes = Direction::DeviceWrites;
@@ -149,8 +142,8 @@ fn a_frame_takes_as_many_buffers_as_it_needs() {
 fn a_frame_that_never_fits_is_dropped_and_the_next_one_arrives() {
     for (packed, mergeable) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut rig = rig(packed);
-        let mut receive = Receive::new(1);
-        receive.restart(0, mergeable, SIZE, false);
+        let mut receive = Receive::new();
+        receive.restart(mergeable, SIZE, false);
         // Chains of two pieces, which fill the ring.
         for page in (0..u64::from(SIZE)).step_by(2) {
             let pieces = [page, page + 1];
@@ -169,8 +162,8 @@ fn a_frame_that_never_fits_is_dropped_and_the_next_one_arrives() {
 #[test]
 fn buffers_that_the_driver_unmaps_are_returned_empty() {
     let mut rig = rig(false);
-    let mut receive = Receive::new(1);
-    receive.restart(0, true, SIZE, false);
+    let mut receive = Receive::new();
+    receive.restart(true, SIZE, false);
     let range = IovaRange::new(0, u64::MAX).unwrap();
     let space = Arc::new(AddressSpace::new(range));
     space.change(|space| space.set_mode(Mode::Identity));
@@ -179,236 +172,80 @@ fn buffers_that_the_driver_unmaps_are_returned_empty() {
     rig.driver.add(&[rig.piece(0, 2000, writes)]).unwrap();
     rig.peer.send(&frame(100)).unwrap();
     space.change(|space| space.set_mode(Mode::Blocked));
-    let mut rings = [Some(&mut rig.ring)];
-    receive.turn(&mut rings, &behind, &rig.tap).unwrap();
-    assert!(receive.take_interrupt(0));
+    let turn = receive.turn(&mut rig.ring, &behind, &rig.tap).unwrap();
+    assert!(turn.interrupt);
     assert_eq!(rig.driver.pop_used().unwrap().unwrap().written, 0);
 }
 
-/// Two receive queues, and a driver that fills none.
-struct Two {
-    rig: Rig,
-    driver: DriverQueue,
-    ring: DeviceQueue,
-    receive: Receive,
-}
-
-impl Two {
-    fn new(packed: bool) -> Self {
-        let features = RingFeatures {
-            packed,
-            ..RingFeatures::default()
-        };
-        let rig = Rig::new(features);
-        let (driver, ring) = rig.queue(40, features);
-        let mut receive = Receive::new(2);
-        receive.restart(0, true, SIZE, false);
-        receive.restart(1, true, SIZE, false);
-        Self {
-            rig,
-            driver,
-            ring,
-            receive,
-        }
-    }
-
-    /// The driver adds buffers to a queue, and kicks it.
-    fn fill(&mut self, queue: usize, count: u64) {
-        for page in 0..count {
-            let piece = self.rig.piece(page, 2000, Direction::DeviceWrites);
-            let driver = [&mut self.rig.driver, &mut self.driver];
-            driver[queue].add(&[piece]).unwrap();
-        }
-        self.receive.kicked(queue);
-    }
-
-    fn turn(&mut self) -> Result<bool, Fault> {
-        let mut rings = [Some(&mut self.rig.ring), Some(&mut self.ring)];
-        self.receive
-            .turn(&mut rings, &self.rig.memory, &self.rig.tap)
-    }
-
-    /// Lengths of the frames that arrived in a queue.
-    fn received(&mut self, queue: usize) -> Vec<u32> {
-        let driver = [&mut self.rig.driver, &mut self.driver];
-        let mut lengths = Vec::new();
-        while let Some(used) = driver[queue].pop_used().unwrap() {
-            lengths.push(used.written);
-        }
-        lengths
-    }
-
-    /// A frame of this length for a queue that has buffers.
-    fn send(&mut self, queue: u64, len: usize) {
-        let frame = (0..).map(|port| packet(len, port));
-        let mut frame = frame.skip_while(|frame| flow::of(&frame[HEADER..]) % 2 != queue);
-        self.rig.peer.send(&frame.next().unwrap()).unwrap();
-    }
-}
-
-/// A frame with its header and a UDP packet from this port.
-fn packet(len: usize, port: u16) -> Vec<u8> {
-    let mut frame = frame(len);
-    let at = HEADER + 14;
-    frame[at - 2..at].copy_from_slice(&[8, 0]);
-    frame[at..at + 10].copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17]);
-    frame[at + 20..at + 22].copy_from_slice(&port.to_be_bytes());
-    frame
-}
-
 #[test]
-fn frames_arrive_in_the_queues_that_the_driver_fills() {
+fn a_queue_is_in_use_from_its_first_buffer_to_a_reset() {
     for packed in [false, true] {
-        let mut two = Two::new(packed);
-        two.fill(0, 6);
-        for (queue, len) in [(0, 100), (1, 101), (1, 102)] {
-            two.send(queue, len);
-        }
-        assert!(!two.turn().unwrap());
-        assert_eq!(two.received(0), [100, 101, 102]);
-        assert!(two.receive.take_interrupt(0) && !two.receive.take_interrupt(1));
-        two.fill(1, 3);
-        for (queue, len) in [(1, 103), (0, 104), (1, 105)] {
-            two.send(queue, len);
-        }
-        assert!(!two.turn().unwrap());
-        assert_eq!(
-            (two.received(0), two.received(1)),
-            (vec![104], vec![103, 105])
-        );
-        assert!(two.receive.take_interrupt(0) && two.receive.take_interrupt(1));
+        let mut rig = rig(packed);
+        let mut receive = Receive::new();
+        receive.restart(true, SIZE, false);
+        assert!(!receive.is_in_use(&mut rig.ring).unwrap());
+        let piece = rig.piece(0, 2000, Direction::DeviceWrites);
+        rig.driver.add(&[piece]).unwrap();
+        assert!(rig.driver.needs_kick().unwrap());
+        receive.kicked();
+        assert!(receive.is_in_use(&mut rig.ring).unwrap());
+        // Also when its buffers are used up, in other memory, and after another process.
+        rig.peer.send(&frame(100)).unwrap();
+        assert!(rig.receive(&mut receive).found);
+        receive.restart(true, SIZE, false);
+        assert!(receive.is_in_use(&mut rig.ring).unwrap());
+        receive.stop();
+        assert!(!receive.is_in_use(&mut rig.ring).unwrap());
+        receive.restart(true, SIZE, true);
+        assert!(receive.is_in_use(&mut rig.ring).unwrap());
     }
 }
 
 #[test]
-fn a_queue_that_was_filled_before_keeps_its_flows() {
-    let mut two = Two::new(false);
-    two.receive.restart(0, true, SIZE, true);
-    two.receive.restart(1, true, SIZE, true);
-    two.fill(0, 2);
-    two.send(1, 100);
-    two.turn().unwrap();
-    two.fill(1, 1);
-    two.turn().unwrap();
-    assert_eq!((two.received(0), two.received(1)), (vec![], vec![100]));
-}
-
-#[test]
-fn a_queue_without_buffers_delays_the_others_for_a_moment() {
+fn a_frame_waits_for_a_buffer() {
     for packed in [false, true] {
-        let mut two = Two::new(packed);
-        two.fill(0, 1);
-        two.fill(1, 4);
-        for (queue, len) in [(0, 100), (0, 101), (1, 102), (0, 103), (1, 104)] {
-            two.send(queue, len);
+        let mut rig = rig(packed);
+        let mut receive = Receive::new();
+        receive.restart(true, SIZE, false);
+        for len in [100, 101] {
+            rig.peer.send(&frame(len)).unwrap();
         }
-        let mut received = Vec::new();
-        while received.len() < 2 {
-            two.turn().unwrap();
-            received.extend(two.received(1));
+        for len in [100, 101] {
+            let turn = rig.receive(&mut receive);
+            assert!(!turn.found && !turn.again);
+            let piece = rig.piece(0, 2000, Direction::DeviceWrites);
+            rig.driver.add(&[piece]).unwrap();
+            assert!(rig.driver.needs_kick().unwrap());
+            assert!(rig.receive(&mut receive).found);
+            assert_eq!(rig.driver.pop_used().unwrap().unwrap().written, len);
         }
-        assert_eq!(received, [102, 104]);
-        assert!(!two.receive.is_delayed());
-        assert_eq!(two.received(0), [100]);
-        // With buffers it gets frames again, in their order.
-        two.fill(0, 2);
-        for (queue, len) in [(0, 105), (1, 106), (0, 107)] {
-            two.send(queue, len);
-        }
-        two.turn().unwrap();
-        assert_eq!(
-            (two.received(0), two.received(1)),
-            (vec![105, 107], vec![106])
-        );
     }
 }
 
 #[test]
-fn a_frame_for_the_only_filled_queue_waits_for_a_buffer() {
-    let mut two = Two::new(false);
-    two.fill(0, 1);
-    for len in [100, 101] {
-        two.send(1, len);
-    }
-    for _ in 0..3 {
-        two.turn().unwrap();
-        assert!(!two.receive.is_delayed());
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    two.fill(0, 1);
-    two.turn().unwrap();
-    assert_eq!(two.received(0), [100, 101]);
-}
-
-#[test]
-fn a_broken_queue_leaves_the_others_their_interrupts_and_frames() {
-    let mut two = Two::new(false);
-    two.fill(0, 4);
-    two.fill(1, 4);
-    two.turn().unwrap();
-    let index = 2 + two.driver.addresses().driver.0 - GUEST;
-    two.rig.buffer.write(index, &[0, 0x70]).unwrap();
-    for (queue, len) in [(0, 100), (1, 101), (0, 102)] {
-        two.send(queue, len);
-    }
-    let Err(Fault::Ring(1, _)) = two.turn() else {
-        panic!("the second queue is broken");
-    };
-    assert!(two.receive.take_interrupt(0));
-    // Without its ring, its frames go to the other one.
-    let mut rings = [Some(&mut two.rig.ring), None];
-    let turn = two.receive.turn(&mut rings, &two.rig.memory, &two.rig.tap);
-    turn.unwrap();
-    assert_eq!(two.received(0), [100, 101, 102]);
-}
-
-#[test]
-fn a_flow_has_one_number() {
-    // From a source port, with a payload.
-    let ipv4 = |port: u16, payload: u8| {
-        let mut frame = packet(100, port)[HEADER..].to_vec();
-        frame[50] = payload;
-        frame
-    };
-    let ipv6 = |port: u16, payload: u8| {
-        let mut frame = frame(112)[HEADER..].to_vec();
-        frame[12..14].copy_from_slice(&[0x86, 0xdd]);
-        frame[20] = 6;
-        frame[54..56].copy_from_slice(&port.to_be_bytes());
-        frame[90] = payload;
-        frame
-    };
-    let fragment = |port, more, offset| {
-        let mut frame = ipv4(port, 0);
-        frame[20..22].copy_from_slice(&[more, offset]);
-        flow::of(&frame)
-    };
-    let tagged = |tags: &[[u8; 4]], frame: &[u8]| {
-        let tags = tags.concat();
-        flow::of(&[&frame[..12], &tags, &frame[12..]].concat())
-    };
-    let mut numbers = HashSet::new();
-    for port in 0..100 {
-        for make in [&ipv4 as &dyn Fn(u16, u8) -> Vec<u8>, &ipv6] {
-            let number = flow::of(&make(port, 1));
-            assert_eq!(number, flow::of(&make(port, 2)));
-            assert!(numbers.insert(number));
-            let frame = make(port, 3);
-            assert_eq!(number, tagged(&[[0x81, 0, 0, 9]], &frame));
-            assert_eq!(
-                number,
-                tagged(&[[0x88, 0xa8, 0, 9], [0x81, 0, 0, 9]], &frame)
-            );
+fn the_driver_kicks_no_thread_that_polls() {
+    for packed in [false, true] {
+        let mut rig = rig(packed);
+        let mut transmit = Transmit::new();
+        for arms in [false, true, false] {
+            let piece = rig.piece(0, 60, Direction::DeviceReads);
+            rig.driver.add(&[piece]).unwrap();
+            let mut turn = |rig: &mut Rig| {
+                let turn = transmit.turn(&mut rig.ring, &rig.memory, &rig.tap, arms);
+                turn.unwrap()
+            };
+            let first = turn(&mut rig);
+            assert!(first.found && !first.again && rig.sent().is_some());
+            rig.driver.pop_used().unwrap().unwrap();
+            let none = turn(&mut rig);
+            assert!(!none.found && !none.again);
+            let piece = rig.piece(0, 60, Direction::DeviceReads);
+            rig.driver.add(&[piece]).unwrap();
+            assert_eq!(rig.driver.needs_kick().unwrap(), arms);
+            assert!(turn(&mut rig).found && rig.sent().is_some());
+            rig.driver.pop_used().unwrap().unwrap();
         }
-        // The first fragment, and one without ports.
-        assert_eq!(fragment(port, 0x20, 0), fragment(0, 0, 5));
     }
-    let queues: HashSet<u64> = numbers.iter().map(|number| number % 16).collect();
-    assert_eq!(queues.len(), 16);
-    // Other protocols have their Ethernet addresses.
-    let other = frame(100);
-    let [first, second] = [&other[12..], &other[13..]].map(flow::of);
-    assert_ne!(first, second);
 }
 
 #[test]
@@ -418,6 +255,7 @@ fn a_configuration_has_its_pairs_and_a_mark() {
         mtu: 9000,
         pairs,
         features: u64::MAX,
+        poll_percent: 0,
     };
     for pairs in [1, 3, PAIRS_MAX] {
         let description = configuration(pairs).description().unwrap();
@@ -438,18 +276,6 @@ fn a_configuration_has_its_pairs_and_a_mark() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    #[test]
-    fn any_bytes_have_a_flow(
-        mut bytes in prop::collection::vec(any::<u8>(), 0..100),
-        kind in 0..4,
-    ) {
-        let types = [[0x08, 0], [0x86, 0xdd], [0x81, 0], [0x88, 0xa8]];
-        if let Some(place) = bytes.get_mut(12..14) {
-            place.copy_from_slice(&types[usize::try_from(kind).unwrap()]);
-        }
-        prop_assert_eq!(flow::of(&bytes), flow::of(&bytes.clone()));
-    }
-
     /// The driver writes anything into its ring: the queue is served or stops.
     #[test]
     fn a_hostile_ring_stops_at_worst(
@@ -460,8 +286,8 @@ proptest! {
     ) {
         for transmits in [false, true] {
             let mut rig = rig(packed);
-            let mut receive = Receive::new(1);
-            receive.restart(0, mergeable, SIZE, false);
+            let mut receive = Receive::new();
+            receive.restart(mergeable, SIZE, false);
             let mut transmit = Transmit::new();
             for part in words.chunks(40) {
                 for len in &lens {
@@ -474,15 +300,14 @@ proptest! {
                     rig.buffer.write(index, &(word % 9).to_le_bytes()).unwrap();
                 }
                 let turn = if transmits {
-                    let turn = transmit.turn(&mut rig.ring, &rig.memory, &rig.tap);
-                    turn.map(drop).map_err(|error| Fault::Ring(0, error))
+                    let turn = transmit.turn(&mut rig.ring, &rig.memory, &rig.tap, true);
+                    turn.map_err(Fault::Ring)
                 } else {
-                    let mut rings = [Some(&mut rig.ring)];
-                    receive.turn(&mut rings, &rig.memory, &rig.tap).map(drop)
+                    receive.turn(&mut rig.ring, &rig.memory, &rig.tap)
                 };
                 match turn {
-                    Ok(()) => while rig.sent().is_some() {},
-                    Err(Fault::Ring(..)) => break,
+                    Ok(_) => while rig.sent().is_some() {},
+                    Err(Fault::Ring(_)) => break,
                     Err(Fault::Tap(error)) => panic!("{error}"),
                 }
             }

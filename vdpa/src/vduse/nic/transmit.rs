@@ -1,4 +1,4 @@
-//! Frames from the driver's transmit queues to the tap, without a copy in this process.
+//! Frames from the driver's transmit queue to the tap, without a copy in this process.
 
 use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 
@@ -8,7 +8,7 @@ use crate::Error;
 use crate::memory::DeviceMemory;
 use crate::ring::{DeviceQueue, Direction, Piece};
 
-/// The state of a turn of a transmit queue. All queues share it.
+/// The memory of a transmit queue's turns.
 #[derive(Debug, Default)]
 pub(super) struct Transmit {
     pieces: Vec<Piece>,
@@ -20,23 +20,28 @@ impl Transmit {
         Self::default()
     }
 
-    /// Passes frames until the driver has no more.
+    /// Passes frames until the driver has no more. `arms`: the driver kicks at the next one.
     pub(super) fn turn(
         &mut self,
         ring: &mut DeviceQueue,
         memory: &DeviceMemory,
         tap: &Tap,
+        arms: bool,
     ) -> Result<Turn, Error> {
-        let mut again = true;
+        let mut turn = Turn {
+            again: true,
+            ..Turn::default()
+        };
         ring.set_notifications(false)?;
         for _ in 0..BUDGET {
             let Some(id) = ring.pop_into(&mut self.pieces)? else {
-                again = ring.set_notifications(true)?;
-                if again {
+                turn.again = arms && ring.set_notifications(true)?;
+                if turn.again {
                     continue;
                 }
                 break;
             };
+            turn.found = true;
             // A frame that the driver does not map or that is too long is dropped.
             if self.find(memory).is_some() {
                 // SAFETY: needed to pass the frame without a copy. The addresses are those of the
@@ -49,8 +54,8 @@ impl Transmit {
             ring.show()?;
         }
         self.vectors.0.clear();
-        let interrupt = ring.publish()?;
-        Ok(Turn { again, interrupt })
+        turn.interrupt = ring.publish()?;
+        Ok(turn)
     }
 
     /// Finds the memory of the current chain's frame, with its header.

@@ -101,7 +101,7 @@ pub fn install(mode: Mode, inherited: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Installs the filter of a process that is no VMM: its one thread is of this kind.
+/// Installs the filter of this kind on the calling thread, of a process that is no VMM.
 ///
 /// # Errors
 /// This kernel has no filters.

@@ -38,7 +38,7 @@ pub enum Thread {
     Failover,
     /// Closes the KVM descriptors of a former program.
     VmTeardown,
-    /// Not of a VM's process: the one thread of a process that serves a software NIC.
+    /// Not of a VM's process: a thread of a process that serves a software NIC.
     SoftwareNic,
 }
 
@@ -419,10 +419,12 @@ const PAGES: Calls = calls! {
     SYS_ioctl [ioctl_of(&[KVM_PRE_FAULT_MEMORY])] => "a page is mapped before the guest runs";
 };
 
-/// A NIC in userspace, between a driver's rings and a tap. All files are open before.
+/// A NIC in userspace, between a driver's rings and a tap. All files are open and all threads are
+/// created before.
 const SOFTWARE_NIC: Calls = calls! {
     SYS_ioctl [is(1, Test::Vduse)] => "interrupts, queues, the driver's memory";
-    SYS_ioctl [ioctl_of(&[|| TUNSETOFFLOAD])] => "the offloads that the driver takes";
+    SYS_ioctl [ioctl_of(&[|| TUNSETOFFLOAD, || TUNSETQUEUE])] =>
+        "the offloads that the driver takes, the queues that it fills";
     SYS_epoll_pwait2 => "the event loop, with a limit in nanoseconds";
     SYS_epoll_pwait => "the event loop on a kernel without epoll_pwait2";
     SYS_eventfd2 => "kicks of a queue";

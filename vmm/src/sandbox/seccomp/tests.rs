@@ -202,6 +202,11 @@ fn a_software_nic_serves_rings_and_nothing_else() {
         ("KVM_RUN", libc::SYS_ioctl, [CLOSED, kvm::KVM_RUN(), 0]),
         ("VHOST_VDPA_SUSPEND", libc::SYS_ioctl, [CLOSED, suspend, 0]),
         ("TUNSETIFF", libc::SYS_ioctl, [CLOSED, libc::TUNSETIFF, 0]),
+        (
+            "TUNSETPERSIST",
+            libc::SYS_ioctl,
+            [CLOSED, libc::TUNSETPERSIST, 0],
+        ),
     ] {
         let end = in_child(&filters, || make(made));
         assert_eq!(end.signal(), Some(libc::SIGSYS), "{} {end}", made.0);
