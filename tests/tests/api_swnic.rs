@@ -1,5 +1,5 @@
-//! VMs of the node daemon with NICs without hardware, on one bridge, whatever happens to the
-//! daemon and to the processes of the NICs.
+//! VMs of the node daemon with NICs without hardware, on one bridge or at ports. The daemon and the
+//! processes of the NICs are killed meanwhile.
 
 #![expect(
     clippy::unwrap_used,
@@ -8,6 +8,8 @@
 
 #[path = "swnic/bridge.rs"]
 mod bridge;
+#[path = "swnic/cable.rs"]
+mod cable;
 mod end_to_end;
 #[path = "mgmt_nic/host.rs"]
 #[allow(dead_code, reason = "other tests use more of it")]
@@ -19,6 +21,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use bridge::{Bridge, ip};
+use cable::{Cable, ENDS};
 use end_to_end::{Before, deleted, made, up};
 use lab::guest::Guest;
 use lab::node::{Node, until};
@@ -102,4 +105,39 @@ fn software_nics_of_vms_survive_the_daemon_and_their_own_processes() {
     // The bridge itself has no carrier without a port, so only the node's own part is compared.
     before.assert_same_node(&node, "both are deleted");
     assert_eq!(interfaces(), interfaces_before);
+}
+
+#[test]
+fn nics_of_vms_at_queues_of_ports_survive_the_same() {
+    let _cable = Cable::add();
+    let at = |port| json!([{ "id": "net0", "from": "software", "port": port, "queue": 0 }]);
+    let mut node = Node::start("swnic").unwrap();
+    let before = Before::now(&node);
+    let (web, mut guest) = made(&node, "web", &at(ENDS[0]));
+    let (_, mut peer) = made(&node, "peer", &at(ENDS[1]));
+    let _ = up(&mut guest);
+    let mac = up(&mut peer);
+    exchange(&mut guest, &mut peer, &mac);
+
+    let killed = server_of(&web).unwrap();
+    kill_process(killed, Signal::KILL).unwrap();
+    until("the NIC has another process", || {
+        server_of(&web).is_some_and(|pid| pid != killed)
+    })
+    .unwrap();
+    exchange(&mut guest, &mut peer, &mac);
+
+    let kept = server_of(&web).unwrap();
+    node.kill();
+    exchange(&mut guest, &mut peer, &mac);
+    kill_process(kept, Signal::KILL).unwrap();
+    node.start_again().unwrap();
+    let web = node.await_phase("web", "Running").unwrap();
+    until("the NIC has a process", || server_of(&web).is_some()).unwrap();
+    exchange(&mut guest, &mut peer, &mac);
+
+    for vm in ["web", "peer"] {
+        deleted(&node, vm);
+    }
+    before.assert_same_node(&node, "both are deleted");
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   swnic NAME            the NIC as `nic create --from software`; deleted at a signal
-//!      └─ swnic NAME --serve     tap, VDUSE device; starts the next one again when it ends
+//!      └─ swnic NAME --serve     tap or port, VDUSE device; starts the next one when it ends
 //!            └─ swnic NAME --worker     in a sandbox: the guest's rings
 //! ```
 //! `nic create` and the node daemon start the second one, too.
@@ -19,7 +19,7 @@ use bellhop_common::exit::Code;
 use bellhop_common::listing::{Entry, Format, Layout, Listing};
 use vdpa::vduse::nic::{Configuration, PACKED, PAIRS_MAX};
 use vdpa_mgmt::connectivity::Connectivity;
-use vdpa_mgmt::nic::{MadeNic, NicRequest, Nics, RemoveError, SOFTWARE, Store};
+use vdpa_mgmt::nic::{MadeNic, NicRequest, Nics, PortQueue, RemoveError, SOFTWARE, Store};
 use vmm::config::MacAddress;
 
 use crate::commands::parse;
@@ -28,16 +28,29 @@ use crate::signals::StopSignals;
 /// The interval of checks for signals, and for users of the device.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Run a NIC without hardware: a vDPA device on a bridge or a tap
+/// Run a NIC without hardware: a vDPA device on a bridge, a tap or a queue of a port
 ///
 /// The command prints /dev/vhost-vdpa-N for `bellhop run --vdpa`, and stays in the foreground. A
-/// process in a sandbox moves frames between the guest's rings and the tap.
+/// process in a sandbox moves frames between the guest's rings and the tap or port.
 #[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("end").args(["bridge", "tap", "port"]).required(true)))]
 #[command(after_long_help = "\
 The kernel's modules vduse, vhost_vdpa and tun must be loaded; distributions ship them. With
 --bridge, the tap has the name of the NIC and is a port of the bridge. With --tap, the command opens
 this tap, or creates it, and leaves its bridge, MTU and state to you. For several queue pairs, a tap
 that exists must have several queues: `ip tuntap add NAME mode tap multi_queue`.
+
+With --port and --queue, frames pass between the guest and one queue of a network port (AF_XDP),
+without a tap and a bridge. An XDP program passes frames for the guest's address and for groups to
+the NIC, and leaves the others to the host. The port's steering must send the guest's frames to that
+queue:
+
+  ethtool -L eth1 combined 4                 four queues, 0 to 3
+  ethtool -X eth1 equal 3                    the host uses 0 to 2 only
+  ethtool -N eth1 flow-type ether dst 52:54:00:12:34:56 action 3
+
+Broadcasts that arrive in the NIC's queue do not reach the host. The NIC has one queue pair, no
+checksum and segmentation offloads, and an MTU of at most 3822. A port serves one such NIC.
 
 SIGTERM and SIGINT delete the NIC. If a VM still uses it, the command waits for its end first. After
 kill -9 the NIC stays: `bellhop nic list` shows it, and `bellhop nic delete` deletes it.
@@ -50,6 +63,7 @@ Examples:
   ip link set br0 up
   bellhop swnic sw0 --bridge br0
   bellhop swnic sw1 --tap tap1 --mac 52:54:00:12:34:56 --mtu 9000
+  bellhop swnic sw2 --port eth1 --queue 3 --mac 52:54:00:12:34:56
   bellhop run --kernel vmlinuz --initramfs initrd.img --vdpa path=/dev/vhost-vdpa-0
 
 Needs root.")]
@@ -59,20 +73,28 @@ pub(crate) struct Arguments {
     name: String,
 
     /// Connect the NIC to this bridge
-    #[arg(long, value_name = "BRIDGE", required_unless_present = "tap")]
+    #[arg(long, value_name = "BRIDGE")]
     bridge: Option<String>,
 
     /// Connect the NIC to this tap
-    #[arg(long, value_name = "TAP", conflicts_with = "bridge")]
+    #[arg(long, value_name = "TAP")]
     tap: Option<String>,
+
+    /// Connect the NIC to a queue of this network interface
+    #[arg(long, value_name = "INTERFACE", requires = "queue")]
+    port: Option<String>,
+
+    /// The queue of the port, from 0. Queue 0 of a port with one queue receives all frames
+    #[arg(long, value_name = "N", requires = "port")]
+    queue: Option<u16>,
 
     /// The address of the guest's interface. Without it, the address depends on the name and this
     /// host
     #[arg(long, value_name = "MAC")]
     mac: Option<MacAddress>,
 
-    /// The largest packet in bytes, without the Ethernet header. The default is that of the bridge,
-    /// or 1500
+    /// The largest packet in bytes, without the Ethernet header. The default is that of the bridge
+    /// or the port, or 1500
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
     mtu: Option<u16>,
 
@@ -105,20 +127,20 @@ pub(crate) struct Arguments {
     device_features: Option<u64>,
 
     /// Serve a NIC that another process creates
-    #[arg(long, hide = true, requires = "tap")]
+    #[arg(long, hide = true, conflicts_with = "bridge")]
     serve: bool,
 
     /// The tap is the NIC's own, and stays if this process is killed
     #[arg(long, hide = true, requires = "serve")]
     own_tap: bool,
 
-    /// Serve the device at standard input with the tap at standard output
+    /// Serve the device at standard input with the tap or the socket at standard output
     #[arg(long, hide = true, conflicts_with = "serve")]
     worker: bool,
 
-    /// The descriptors of the tap's further queues
+    /// The descriptors of the tap's further queues, or of the memory for the socket's frames
     #[arg(long, hide = true, value_delimiter = ',', requires = "worker")]
-    queues: Vec<RawFd>,
+    files: Vec<RawFd>,
 }
 
 impl Arguments {
@@ -141,6 +163,11 @@ impl Arguments {
         }
     }
 
+    fn port(&self) -> Option<PortQueue> {
+        let (interface, queue) = self.port.clone().zip(self.queue)?;
+        Some(PortQueue { interface, queue })
+    }
+
     fn request(&self) -> NicRequest {
         let bridge = self.bridge.clone();
         NicRequest {
@@ -155,6 +182,7 @@ impl Arguments {
             }),
             tap: self.tap.clone(),
             poll_percent: self.poll_percent,
+            port: self.port(),
             ..NicRequest::new(&self.name, SOFTWARE)
         }
     }
@@ -203,10 +231,16 @@ fn failed(error: vdpa::Error) -> Error {
 }
 
 fn show(arguments: &Arguments, nics: &Nics, nic: &MadeNic, format: Format) -> Result<(), Error> {
-    let entry = Entry::new(nic.name())
-        .with_text("path", nics.character_device(nic)?.display().to_string())
-        .with_text("tap", arguments.tap.as_deref().unwrap_or(nic.name()))
-        .with_some("bridge", arguments.bridge.as_deref());
+    let entry =
+        Entry::new(nic.name()).with_text("path", nics.character_device(nic)?.display().to_string());
+    let entry = match arguments.port() {
+        Some(PortQueue { interface, queue }) => entry
+            .with_text("port", interface)
+            .with_number("queue", Some(queue)),
+        None => entry
+            .with_text("tap", arguments.tap.as_deref().unwrap_or(nic.name()))
+            .with_some("bridge", arguments.bridge.as_deref()),
+    };
     let listing = Listing {
         section: "swnic",
         layout: Layout::Line,

@@ -14,7 +14,7 @@
 //!   subfunction        port (switchdev mode only) ─> address, rates ─> active ─> its device
 //!                      ─> enable_vnet and reload ─> its management device ────────┤
 //!   management device  it is there ───────────────────────────────────────────────┤
-//!   software           a process that serves a tap through VDUSE ─────────────────┤
+//!   software           a process that serves a tap or a port through VDUSE ───────┤
 //!                      device added <─────────────────────────────────────────────┘
 //!                      ─> /dev/vhost-vdpa-N ─> connected (bridge, VLAN)
 //! ```
@@ -56,6 +56,7 @@ mod observer;
 mod origin;
 mod phase;
 mod planned;
+mod port_queue;
 mod record;
 mod request;
 pub mod server;
@@ -76,6 +77,7 @@ pub use observer::{Activity, Observer, Progress, Silent};
 pub use origin::Origin;
 pub use phase::Phase;
 pub use planned::PlannedStep;
+pub use port_queue::PortQueue;
 pub use record::{BadOwner, MadeNic, State};
 pub use request::{Kind, NicRequest};
 pub use software::SOFTWARE;

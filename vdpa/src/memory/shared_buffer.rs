@@ -91,6 +91,19 @@ impl SharedBuffer {
             .map_err(|_| failed(MmapRegionError::Mmap(io::ErrorKind::InvalidInput.into())))
     }
 
+    /// The file of the buffer, for another process. It cannot shrink.
+    ///
+    /// # Errors
+    /// The limit of open files is reached.
+    pub(crate) fn file(&self) -> Result<File, Error> {
+        let file = self
+            .region
+            .file_offset()
+            .map(|file| file.file().try_clone());
+        let file = file.ok_or_else(|| Error::other("a shared buffer without a file"))?;
+        file.map_err(Error::context("too many open files"))
+    }
+
     /// The I/O virtual addresses of the buffer.
     #[must_use]
     pub fn range(&self) -> IovaRange {

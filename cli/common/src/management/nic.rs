@@ -57,7 +57,12 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
                 // Without a right to read the lock the process is unknown.
                 let pid = server::holder(nic.name()).ok().flatten();
                 let pid = pid.and_then(|pid| u32::try_from(pid.as_raw_pid()).ok());
-                entry.with_text("tap", &service.tap).with_number("pid", pid)
+                let port = service.port.as_ref();
+                entry
+                    .with_some("tap", service.tap.as_deref())
+                    .with_some("port", port.map(|port| port.interface.as_str()))
+                    .with_number("queue", port.map(|port| port.queue))
+                    .with_number("pid", pid)
             }
             Step::AddDevice { mgmtdev } => entry.with_text("mgmtdev", mgmtdev.to_string()),
             Step::Connect { attached } => entry.with_some("representor", attached.interface()),

@@ -290,8 +290,10 @@ pub(super) struct HostNicInfo {
     function: Option<String>,
     /// That driver.
     driver: Option<String>,
-    /// The port of the subfunction.
+    /// The port of the subfunction, or of a NIC without hardware.
     port: Option<String>,
+    /// The queue of the port of a NIC without hardware.
+    queue: Option<u16>,
     /// The subfunction.
     sfnum: Option<u32>,
     /// The management device.

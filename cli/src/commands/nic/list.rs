@@ -21,7 +21,9 @@ Fields:
   vf             the configured virtual function
   function, driver  the function that was bound to a vDPA driver, and that driver
   port, sfnum    the port of the subfunction, and its number
-  tap, pid       the tap of a NIC without hardware, and the process that serves it
+  tap            the tap of a NIC without hardware; or instead of it:
+  port, queue    the port and its queue of a NIC without hardware
+  pid            the process that serves a NIC without hardware
   mgmtdev        the management device
   exists         false if the vDPA device is gone
   path           the device for `bellhop run --vdpa path=…`

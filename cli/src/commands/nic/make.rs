@@ -1,11 +1,13 @@
 //! `bellhop nic create`.
 
+use std::str::FromStr;
+
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::{self as output, Format};
 use bellhop_common::management::nic::listing;
 use vdpa_mgmt::connectivity::Connectivity;
-use vdpa_mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
+use vdpa_mgmt::nic::{Kind, NicError, NicRequest, Nics, PortQueue, Store};
 use vdpa_mgmt::sriov::Rates;
 
 use super::watch::Watch;
@@ -58,9 +60,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MASK", value_parser = mask)]
     device_features: Option<u64>,
 
-    /// Its connection: bridge=NAME,vlan=N,mtu=BYTES, or a part of these
+    /// Its connection: bridge=NAME,vlan=N,mtu=BYTES, or a part of these; with --from software also
+    /// port=INTERFACE,queue=N
     #[arg(long, value_name = "HOW")]
-    connect: Option<Connectivity>,
+    connect: Option<Connect>,
 
     /// The limit of its transmit rate, in Mbit/s
     #[arg(long, value_name = "RATE", value_parser = clap::value_parser!(u32).range(1..))]
@@ -95,7 +98,8 @@ or, on a NIC in switchdev mode (`devlink dev eswitch show`; the command does not
   a subfunction      port added with the lowest free sfnum, address and rates set, activated
   its device         waited for, enable_vnet set, reloaded
 or, with --from software:
-  a process          serves a new tap of this name through VDUSE
+  a process          serves a new tap of this name through VDUSE; or, with --connect
+                     port=INTERFACE,queue=N, a queue of a port (`bellhop swnic --help`)
 and then
   the device         added, bound to vhost_vdpa, and its character device waited for
   the connection     with --connect: in switchdev mode the representor becomes an untagged port of
@@ -112,6 +116,7 @@ Examples:
   bellhop nic create nic2 --from enp6s0f0np0 --connect bridge=br0,vlan=100 --queue-pairs 4
   bellhop nic create test0 --from vdpasim_net --mac 52:54:00:12:34:57 --mtu 1500
   bellhop nic create sw0 --from software --connect bridge=br0
+  bellhop nic create sw1 --from software --connect port=eth1,queue=3
   bellhop nic create nic3 --from enp1s0f0 --dry-run
 
 `bellhop nic delete` undoes all steps, also if this command was killed.";
@@ -124,6 +129,27 @@ enum KindWord {
     Vf,
     /// A subfunction (switchdev mode only)
     Sf,
+}
+
+/// Where the frames go.
+#[derive(Debug, Clone)]
+enum Connect {
+    /// A bridge or a VLAN.
+    Network(Connectivity),
+    /// A queue of a port.
+    Port(PortQueue),
+}
+
+impl FromStr for Connect {
+    type Err = vdpa_mgmt::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_port = |word: &str| word.starts_with("port=") || word.starts_with("queue=");
+        if text.split(',').any(is_port) {
+            return Ok(Self::Port(text.parse()?));
+        }
+        Ok(Self::Network(text.parse()?))
+    }
 }
 
 fn mac(value: &str) -> Result<[u8; 6], Error> {
@@ -145,6 +171,11 @@ impl Arguments {
             )?),
         };
         let name = self.name.as_ref().or(self.old_name.as_ref());
+        let (connectivity, port) = match self.connect.clone() {
+            Some(Connect::Network(connectivity)) => (Some(connectivity), None),
+            Some(Connect::Port(port)) => (None, Some(port)),
+            None => (None, None),
+        };
         Ok(NicRequest {
             kind: match self.kind {
                 KindWord::Auto => Kind::Auto,
@@ -155,7 +186,8 @@ impl Arguments {
             mtu: self.mtu,
             max_vqp: self.queue_pairs,
             device_features: self.device_features,
-            connectivity: self.connect.clone(),
+            connectivity,
+            port,
             rates,
             virtual_functions: self.virtual_functions,
             ..NicRequest::new(name.cloned().unwrap_or_default(), &self.from)

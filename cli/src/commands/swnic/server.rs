@@ -1,13 +1,14 @@
-//! The process that keeps a software NIC: its tap and its VDUSE device.
+//! The process that keeps a software NIC: its tap or port, and its VDUSE device.
 //!
 //! It touches no frame. A worker in a sandbox does, and this process starts another one when the
 //! worker ends, or when it is stopped. The device and the tap stay open here, so the new worker
-//! continues where the rings are, and the guest does not notice.
+//! continues where the rings are, and the guest does not notice. At a port each worker gets a new
+//! socket, and the program at the port stays.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bellhop_common::error::Error;
@@ -15,8 +16,9 @@ use bellhop_common::exit::Code;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::FdFlags;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
-use vdpa::vduse::nic::Tap;
+use vdpa::vduse::nic::{Configuration, Tap, xdp};
 use vdpa::vduse::{Control, Created, Device};
+use vdpa_mgmt::nic::PortQueue;
 use vdpa_mgmt::nic::server::ServerLock;
 
 use super::{Arguments, failed};
@@ -35,21 +37,31 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LOG_MAX: u64 = 16 << 20;
 
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let server = Server::new(arguments).inspect_err(|error| {
+    let begin = || {
+        let server = Server::new(arguments)?;
+        let worker = server.start()?;
+        Ok((server, worker))
+    };
+    let (server, worker) = begin().inspect_err(|error: &Error| {
         // The parent reports it.
         println!("{}", vdpa::causes::in_one_line(error));
     })?;
-    server.run()?;
+    server.run(worker)?;
     Ok(Code::Success)
+}
+
+/// The host's end of the cable.
+enum End {
+    /// The queues of a tap.
+    Tap(Vec<OwnedFd>),
+    Port(xdp::Attachment),
 }
 
 /// The files that stay open when a worker ends. The device is closed before it is deleted.
 struct Server<'a> {
     arguments: &'a Arguments,
     signals: StopSignals,
-    tap: OwnedFd,
-    /// The tap's further queues. A worker inherits them by their numbers.
-    queues: Vec<OwnedFd>,
+    end: End,
     device: OwnedFd,
     _created: Created,
     lock: ServerLock,
@@ -61,43 +73,26 @@ impl<'a> Server<'a> {
         let signals = StopSignals::note().map_err(Error::context("cannot catch signals"))?;
         let lock = ServerLock::take(name).map_err(|error| Error::failed(error.to_string()))?;
         let control = Control::open().map_err(failed)?;
-        let tap = arguments.tap.as_deref().unwrap_or(name);
-        let mut queues = Tap::open(tap, arguments.queue_pairs)
-            .map_err(failed)?
-            .into_iter();
-        let tap = queues
-            .next()
-            .ok_or_else(|| Error::failed("the tap has no queue"))?;
+        let mut configuration = arguments.configuration();
+        let end = open(arguments, &mut configuration)?;
         let (created, device) = if Control::exists(name) {
             reopen(&control, name)
         } else {
-            let mut configuration = arguments.configuration();
-            configuration.features &= !tap.missing_features();
             let description = configuration.description();
             description.and_then(|description| control.create(name, &description))
         }
         .map_err(failed)?;
-        if arguments.own_tap {
-            tap.set_persistent(true).map_err(failed)?;
-        }
-        let queues: Vec<_> = queues.map(OwnedFd::from).collect();
-        for queue in &queues {
-            rustix::io::fcntl_setfd(queue, FdFlags::empty())
-                .map_err(Error::context("cannot pass on a queue of the tap"))?;
-        }
         Ok(Self {
             arguments,
             signals,
-            tap: tap.into(),
-            queues,
+            end,
             device: owned(&device)?,
             _created: created,
             lock,
         })
     }
 
-    fn run(&self) -> Result<(), Error> {
-        let mut worker = self.start()?;
+    fn run(&self, mut worker: Child) -> Result<(), Error> {
         self.lock
             .ready()
             .map_err(Error::context("cannot report that the NIC is served"))?;
@@ -131,21 +126,28 @@ impl<'a> Server<'a> {
             }
         }
         words.retain(|word| word != "--own-tap");
-        if !self.queues.is_empty() {
-            let numbers = self
-                .queues
-                .iter()
-                .map(|queue| queue.as_raw_fd().to_string());
-            let numbers = numbers.collect::<Vec<_>>().join(",");
-            words.extend(["--queues".into(), numbers.into()]);
-        }
-        Command::new("/proc/self/exe")
+        let mut command = Command::new("/proc/self/exe");
+        command
             .arg0("bellhop")
             .args(words)
-            .stdin(open(&self.device)?)
-            .stdout(open(&self.tap)?)
-            .spawn()
-            .map_err(Error::context(failed))
+            .stdin(open(&self.device)?);
+        let files = match &self.end {
+            End::Tap(queues) => queues.iter().map(open).collect::<Result<Vec<_>, _>>()?,
+            End::Port(attachment) => {
+                // Only the worker keeps them, so the queue is free when the worker ends.
+                let endpoint = attachment.endpoint().map_err(super::failed)?;
+                vec![endpoint.socket, endpoint.umem.into()]
+            }
+        };
+        let mut files = files.into_iter();
+        command.stdout(files.next().map_or_else(Stdio::null, Stdio::from));
+        // Until the worker is started, which inherits them under these numbers.
+        let further: Vec<_> = files.collect();
+        for file in &further {
+            rustix::io::fcntl_setfd(file, FdFlags::empty()).map_err(Error::context(failed))?;
+            command.arg("--files").arg(file.as_raw_fd().to_string());
+        }
+        command.spawn().map_err(Error::context(failed))
     }
 
     /// Waits until the worker ends or is stopped, or a signal asks this process to stop.
@@ -167,6 +169,25 @@ impl<'a> Server<'a> {
         }
         Ok(())
     }
+}
+
+/// Opens the tap or the port, and leaves out the features that it lacks.
+fn open(arguments: &Arguments, configuration: &mut Configuration) -> Result<End, Error> {
+    if let Some(PortQueue { interface, queue }) = arguments.port() {
+        configuration.features &= !xdp::MISSING_FEATURES;
+        let Configuration { mac, mtu, .. } = *configuration;
+        let attachment = xdp::Attachment::new(&interface, queue, mac, mtu);
+        return Ok(End::Port(attachment.map_err(failed)?));
+    }
+    let tap = arguments.tap.as_deref().unwrap_or(&arguments.name);
+    let queues = Tap::open(tap, arguments.queue_pairs).map_err(failed)?;
+    if let Some(first) = queues.first() {
+        configuration.features &= !first.missing_features();
+        if arguments.own_tap {
+            first.set_persistent(true).map_err(failed)?;
+        }
+    }
+    Ok(End::Tap(queues.into_iter().map(OwnedFd::from).collect()))
 }
 
 /// Opens the device that a killed process left. Its worker ends with it, but a moment later.

@@ -69,6 +69,12 @@ pub enum NicError {
     /// A software NIC cannot have so many queue pairs.
     #[error("a software NIC has 1 to {PAIRS_MAX} queue pairs, not {0}")]
     QueuePairs(u16),
+    /// A NIC at a queue of a port has one pair.
+    #[error(
+        "a software NIC at a port has one queue pair, not {0}: leave the queue pairs out, or \
+         connect it to a bridge"
+    )]
+    PortPairs(u16),
     /// Subfunctions are created in switchdev mode only. The mode is not changed here, because links
     /// of virtual functions would go down meanwhile.
     #[error(

@@ -136,6 +136,10 @@ impl Nics {
             return Err(Bus::no_driver(VHOST_DRIVER).into());
         }
         let plan = self.plan(self.find(&request.from)?, &request.from, request.kind)?;
+        if request.port.is_some() && !matches!(plan, Plan::Software) {
+            let (from, what) = (request.from.clone(), "queue of a port");
+            return Err(NicError::NoSettings { from, what });
+        }
         match &plan {
             Plan::MgmtDevice(name) => {
                 let settings = [

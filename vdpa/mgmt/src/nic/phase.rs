@@ -52,7 +52,7 @@ impl fmt::Display for Phase {
             Self::ActivatePort => "activate the subfunction",
             Self::AwaitSubfunction => "find the subfunction",
             Self::EnableVnet => "enable vDPA on the subfunction",
-            Self::Serve => "serve the tap",
+            Self::Serve => "serve it",
             Self::AddDevice => "add the vDPA device",
             Self::AwaitCharacterDevice => "find the character device",
             Self::Connect => "connect it",

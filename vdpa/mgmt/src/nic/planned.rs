@@ -134,7 +134,8 @@ fn steps(request: &NicRequest, base: &Base) -> Vec<PlannedStep> {
         }
         Base::Software => {
             let tap = request.tap.as_ref().unwrap_or(&request.name);
-            add(Phase::Serve, tap.clone());
+            let port = request.port.as_ref().map(ToString::to_string);
+            add(Phase::Serve, port.unwrap_or_else(|| format!("tap={tap}")));
             "vduse".to_owned()
         }
     };

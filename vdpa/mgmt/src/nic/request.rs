@@ -1,5 +1,6 @@
 //! The request for a NIC.
 
+use super::port_queue::PortQueue;
 use crate::connectivity::Connectivity;
 use crate::sriov::Rates;
 use crate::{Error, MgmtDeviceName, NewDevice};
@@ -50,6 +51,8 @@ pub struct NicRequest {
     pub tap: Option<String>,
     /// The share of a processor that each pair of a software NIC may spend on polling, in percent.
     pub poll_percent: u8,
+    /// The queue of a port that a software NIC has instead of a tap.
+    pub port: Option<PortQueue>,
 }
 
 impl NicRequest {
@@ -70,6 +73,7 @@ impl NicRequest {
             virtual_functions: None,
             tap: None,
             poll_percent: 0,
+            port: None,
         }
     }
 

@@ -9,6 +9,7 @@
 //! and the tap that are there, so a guest notices nothing. The directory is [`DIRECTORY`]: the lock
 //! and the log of each.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -25,6 +26,7 @@ use rustix::process::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::port_queue::PortQueue;
 use crate::new_device::check_name;
 
 /// Locks and logs of the processes that serve software NICs.
@@ -42,10 +44,14 @@ const PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Service {
-    /// The tap.
-    pub tap: String,
+    /// The tap. `None`: the NIC has a queue of a port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap: Option<String>,
     /// Whether the tap was created for the NIC, and is deleted with it.
     pub is_own_tap: bool,
+    /// The queue of a port, for a NIC without a tap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<PortQueue>,
     /// The address of the guest's interface.
     pub mac: [u8; 6],
     /// The largest packet, in bytes, without the Ethernet header.
@@ -64,12 +70,34 @@ const fn one_pair() -> u16 {
     1
 }
 
+impl fmt::Display for Service {
+    /// Where its frames go.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.port, &self.tap) {
+            (Some(PortQueue { interface, queue }), _) => {
+                write!(f, "queue {queue} of the port {interface}")
+            }
+            (None, tap) => write!(f, "the tap {}", tap.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
 impl Service {
+    /// The tap, if it is deleted with the NIC.
+    pub(super) fn own_tap(&self) -> Option<&str> {
+        self.tap.as_deref().filter(|_| self.is_own_tap)
+    }
+
     /// The words of the command line that serve it, after the program's name.
     fn arguments(&self, name: &str) -> Vec<String> {
-        let mut words: Vec<String> = ["swnic", name, "--serve", "--tap", &self.tap]
-            .map(str::to_owned)
-            .into();
+        let mut words: Vec<String> = ["swnic", name, "--serve"].map(str::to_owned).into();
+        if let Some(tap) = &self.tap {
+            words.extend(["--tap".to_owned(), tap.clone()]);
+        }
+        if let Some(PortQueue { interface, queue }) = &self.port {
+            words.extend(["--port".to_owned(), interface.clone()]);
+            words.extend(["--queue".to_owned(), queue.to_string()]);
+        }
         words.extend(["--mac".to_owned(), crate::error::mac(self.mac).to_string()]);
         words.extend(["--mtu".to_owned(), self.mtu.to_string()]);
         let features = format!("{:#x}", self.features);
@@ -277,8 +305,9 @@ mod tests {
     #[test]
     fn arguments_have_all_that_is_recorded() {
         let service = Service {
-            tap: "tap0".to_owned(),
+            tap: Some("tap0".to_owned()),
             is_own_tap: true,
+            port: None,
             mac: [2, 0, 0, 0, 0, 7],
             mtu: 9000,
             features: 1 << 33,
@@ -289,6 +318,20 @@ mod tests {
         let expected = "swnic sw0 --serve --tap tap0 --mac 02:00:00:00:00:07 --mtu 9000 \
                         --device-features 0x200000000 --queue-pairs 4 --poll 25 --own-tap";
         assert_eq!(words, expected);
+        let service = Service {
+            tap: None,
+            is_own_tap: false,
+            port: Some("port=eth1,queue=3".parse().unwrap()),
+            pairs: 1,
+            poll_percent: 0,
+            ..service
+        };
+        let words = service.arguments("sw0").join(" ");
+        let expected = "swnic sw0 --serve --port eth1 --queue 3 --mac 02:00:00:00:00:07 --mtu 9000 \
+                        --device-features 0x200000000 --queue-pairs 1";
+        assert_eq!(words, expected);
+        let record = serde_json::to_string(&service).unwrap();
+        assert_eq!(serde_json::from_str::<Service>(&record).unwrap(), service);
     }
 
     #[test]

@@ -3,13 +3,14 @@
 //! ```text
 //!   process (tap, VDUSE device) ─> vDPA device on the management device `vduse` ─> tap connected
 //! ```
+//! Instead of a tap the process can have a queue of a port, which needs no connection.
 //! The process answers the kernel while the vDPA device is added and deleted. So it is started
 //! first and ends last.
 
 use std::path::Path;
 
 use vdpa::vduse::Control;
-use vdpa::vduse::nic::{PAIRS_MAX, Tap};
+use vdpa::vduse::nic::{PAIRS_MAX, Tap, xdp};
 
 use super::connect::Subject;
 use super::error::NicError;
@@ -43,6 +44,10 @@ impl Nics {
         let settings = [
             (request.rates.is_some(), "rates"),
             (request.virtual_functions.is_some(), "virtual functions"),
+            (
+                request.port.is_some() && (request.tap.is_some() || request.connectivity.is_some()),
+                "bridge, VLAN or tap, beside a port",
+            ),
         ];
         if let Some(&(_, what)) = settings.iter().find(|one| one.0) {
             let from = request.from.clone();
@@ -52,8 +57,13 @@ impl Nics {
         if !(1..=PAIRS_MAX).contains(&service.pairs) {
             return Err(NicError::QueuePairs(service.pairs));
         }
-        if service.is_own_tap && existing(Links::open()?.link(&service.tap))?.is_some() {
-            return Err(NicError::TapTaken(service.tap));
+        if service.port.is_some() && service.pairs != 1 {
+            return Err(NicError::PortPairs(service.pairs));
+        }
+        if let Some(tap) = service.own_tap()
+            && existing(Links::open()?.link(tap))?.is_some()
+        {
+            return Err(NicError::TapTaken(tap.to_owned()));
         }
         self.check_network(&mgmtdev()?)
     }
@@ -64,18 +74,23 @@ impl Nics {
             .connectivity
             .as_ref()
             .and_then(|one| one.bridge.as_deref());
-        let mtu = match (request.mtu, bridge) {
+        let port = request.port.as_ref();
+        let mtu = match (request.mtu, bridge.or(port.map(|port| &*port.interface))) {
             (Some(mtu), _) => mtu,
-            (None, Some(bridge)) => {
-                let bridge = existing(Links::open()?.link(bridge))?;
-                // A bridge that is missing is reported by the check of the connection.
-                bridge.map_or(MTU, |bridge| u16::try_from(bridge.mtu).unwrap_or(u16::MAX))
+            (None, Some(interface)) => {
+                let link = existing(Links::open()?.link(interface))?;
+                // One that is missing is reported when it is connected.
+                let mtu = link.map_or(MTU, |link| u16::try_from(link.mtu).unwrap_or(u16::MAX));
+                let max = port.map_or(u16::MAX, |_| xdp::MTU_MAX);
+                mtu.min(max)
             }
             (None, None) => MTU,
         };
+        let tap = || request.tap.clone().unwrap_or_else(|| tap_of(&request.name));
         Ok(Service {
-            tap: request.tap.clone().unwrap_or_else(|| tap_of(&request.name)),
-            is_own_tap: request.tap.is_none(),
+            tap: port.is_none().then(tap),
+            is_own_tap: port.is_none() && request.tap.is_none(),
+            port: port.cloned(),
             mac: request.mac.unwrap_or_else(|| address(&request.name)),
             mtu,
             features: request.device_features.unwrap_or(u64::MAX),
@@ -114,8 +129,12 @@ impl Nics {
         if Control::exists(name) {
             Control::open()?.destroy(name)?;
         }
-        if service.is_own_tap && existing(Links::open()?.link(&service.tap))?.is_some() {
-            for queue in Tap::open(&service.tap, service.pairs)? {
+        if let Some(tap) = service.own_tap()
+            && existing(Links::open()?.link(tap))?.is_some()
+        {
+            // A process before the taps with several queues has created one with one.
+            let queues = Tap::open(tap, service.pairs).or_else(|_| Tap::open(tap, 1))?;
+            for queue in queues {
                 queue.set_persistent(false)?;
             }
         }
@@ -145,7 +164,10 @@ impl Making<'_> {
             mtu: wanted.mtu.or(Some(service.mtu.into())),
             ..wanted.clone()
         });
-        self.connect(wanted.as_ref(), &Subject::Interface(service.tap))
+        match service.tap {
+            Some(tap) => self.connect(wanted.as_ref(), &Subject::Interface(tap)),
+            None => Ok(()),
+        }
     }
 }
 

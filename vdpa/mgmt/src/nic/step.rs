@@ -100,7 +100,7 @@ impl fmt::Display for Step {
             } => write!(f, "the driver {driver} of {function}"),
             Self::AddPort { handle, sfnum, .. } => write!(f, "the subfunction {sfnum} of {handle}"),
             Self::ActivatePort { port } => write!(f, "the active function of the port {port}"),
-            Self::Serve { service } => write!(f, "the process that serves the tap {}", service.tap),
+            Self::Serve { service } => write!(f, "the process that serves {service}"),
             Self::AddDevice { mgmtdev } => write!(f, "the vDPA device on {mgmtdev}"),
             Self::Connect { attached } => {
                 let what = attached.interface().unwrap_or("the virtual function");
@@ -149,10 +149,11 @@ impl Step {
                 format!("bellhop port function set {port} state inactive")
             }
             Self::Serve { service } => {
-                format!(
-                    "pkill -f \"bellhop swnic {name} --serve\"; ip link del {}",
-                    service.tap
-                )
+                let process = format!("pkill -f \"bellhop swnic {name} --serve\"");
+                match &service.tap {
+                    Some(tap) => format!("{process}; ip link del {tap}"),
+                    None => process,
+                }
             }
             Self::AddDevice { .. } => format!("bellhop dev del {name}"),
             Self::Connect { attached } => match attached.interface() {
@@ -181,7 +182,7 @@ impl Step {
                 (Phase::AddPort, format!("{handle} sfnum {sfnum}"))
             }
             Self::ActivatePort { port } => (Phase::ActivatePort, port.to_string()),
-            Self::Serve { service } => (Phase::Serve, service.tap.clone()),
+            Self::Serve { service } => (Phase::Serve, service.to_string()),
             Self::AddDevice { mgmtdev } => (Phase::AddDevice, mgmtdev.to_string()),
             Self::Connect { attached } => {
                 let what = attached.interface().unwrap_or("the virtual function");

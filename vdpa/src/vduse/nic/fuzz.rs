@@ -219,7 +219,7 @@ impl World {
             return;
         };
         let turn = if self.transmits {
-            let mut turn = |arms| self.transmit.turn(ring, memory, &self.rig.tap, arms);
+            let mut turn = |arms| self.transmit.turn(ring, memory, &mut self.rig.tap, arms);
             let polled = if self.polls {
                 turn(false).map(drop)
             } else {
@@ -231,7 +231,7 @@ impl World {
         } else {
             self.receive.kicked();
             match self.receive.is_in_use(ring) {
-                Ok(true) => self.receive.turn(ring, memory, &self.rig.tap).map(drop),
+                Ok(true) => self.receive.turn(ring, memory, &mut self.rig.tap).map(drop),
                 in_use => in_use.map(drop).map_err(Fault::Ring),
             }
         };

@@ -26,6 +26,7 @@ mod features;
 mod fuzz;
 mod pair;
 mod poll;
+mod port;
 mod receive;
 #[cfg(any(test, feature = "fuzz"))]
 #[allow(
@@ -38,10 +39,12 @@ mod serve;
 mod shared;
 mod tap;
 mod transmit;
+pub mod xdp;
 
 pub use self::features::{Configuration, OFFERED, PACKED, PAIRS_MAX};
 #[cfg(any(test, feature = "fuzz"))]
 pub use self::fuzz::serve_anything;
+pub use self::port::Port;
 pub use self::serve::Nic;
 pub use self::tap::Tap;
 

@@ -1,4 +1,4 @@
-//! A queue pair: a receive queue and a transmit queue of the driver, and a queue of the tap.
+//! A queue pair: a receive queue and a transmit queue of the driver, and the host's end for both.
 //!
 //! ```text
 //!             start, resume           leave                   stop
@@ -20,8 +20,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::super::{Device, QueueInfo};
 use super::poll::Poll;
+use super::port::Port;
 use super::receive::{Fault, Receive};
-use super::tap::Tap;
 use super::transmit::Transmit;
 use crate::Error;
 use crate::device::VringBase;
@@ -98,7 +98,7 @@ impl Queue {
 pub(super) struct Pair {
     /// The kernel's number of the receive queue. The transmit queue has the next one.
     first: u32,
-    tap: Tap,
+    port: Port,
     /// The tap's queue gets frames.
     is_attached: bool,
     /// The driver's memory. Without it no ring is in use.
@@ -114,10 +114,10 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    pub(super) fn new(number: u32, tap: Tap, poll_percent: u8) -> Result<Self, Error> {
+    pub(super) fn new(number: u32, port: Port, poll_percent: u8) -> Result<Self, Error> {
         Ok(Self {
             first: number.saturating_mul(2),
-            tap,
+            port,
             is_attached: false,
             memory: None,
             features: None,
@@ -146,7 +146,7 @@ impl Pair {
         features: u64,
         memory: Option<DeviceMemory>,
     ) -> Result<(), Error> {
-        self.tap.start(features, self.receive.buffer())?;
+        self.port.start(features, self.receive.buffer())?;
         self.features = Some(features);
         self.memory = memory;
         self.take_over(RECEIVE, device, Begin::AtBase)?;
@@ -161,7 +161,7 @@ impl Pair {
         features: u64,
         memory: Option<DeviceMemory>,
     ) -> Result<(), Error> {
-        self.tap.set_offloads(features)?;
+        self.port.set_offloads(features)?;
         self.features = Some(features);
         self.memory = memory;
         for index in [RECEIVE, TRANSMIT] {
@@ -306,11 +306,12 @@ impl Pair {
         found |= self.transmit(device)?;
         self.interrupt(RECEIVE, device)?;
         self.interrupt(TRANSMIT, device)?;
+        self.port.flush()?;
         self.look_again(found);
         let has = |has: fn(&Queue) -> bool| self.queues.iter().any(has);
         Ok(if has(|queue| queue.is_awake) {
             Some(&NOW)
-        } else if has(|queue| queue.owes_interrupt) {
+        } else if self.port.is_unsent() || has(|queue| queue.owes_interrupt) {
             Some(&RETRY)
         } else {
             None
@@ -345,11 +346,11 @@ impl Pair {
             Ok(false) => return Ok(false),
             Ok(true) => {
                 if !self.is_attached {
-                    self.tap.set_attached(true)?;
-                    watch(epoll, &self.tap)?;
+                    self.port.set_attached(true)?;
+                    watch(epoll, &self.port)?;
                     self.is_attached = true;
                 }
-                self.receive.turn(ring, memory, &self.tap)
+                self.receive.turn(ring, memory, &mut self.port)
             }
             Err(error) => Err(Fault::Ring(error)),
         };
@@ -375,7 +376,7 @@ impl Pair {
         };
         match self
             .transmit
-            .turn(ring, memory, &self.tap, !self.is_polling)
+            .turn(ring, memory, &mut self.port, !self.is_polling)
         {
             Ok(turn) => {
                 queue.is_awake = turn.again;
@@ -416,7 +417,7 @@ impl Pair {
             queue.is_broken = true;
         }
         if index == RECEIVE {
-            self.tap.set_attached(false)?;
+            self.port.set_attached(false)?;
         }
         Ok(())
     }
@@ -433,8 +434,8 @@ impl Pair {
 }
 
 /// Has the thread wait for frames of the tap, too.
-fn watch(epoll: &OwnedFd, tap: &Tap) -> Result<(), Error> {
-    match epoll::add(epoll, tap, EventData::new_u64(TAP), EDGE) {
+fn watch(epoll: &OwnedFd, port: &Port) -> Result<(), Error> {
+    match epoll::add(epoll, port, EventData::new_u64(TAP), EDGE) {
         // Since the driver before.
         Err(Errno::EXIST) => Ok(()),
         added => added.map_err(cannot_wait()),

@@ -1,4 +1,4 @@
-//! Frames from a queue of the tap to the driver's receive queue of the same pair.
+//! Frames from a queue of the tap or port to the driver's receive queue of the same pair.
 //!
 //! A frame is read first and then gets as many chains as it needs. While the driver has too few
 //! for it, the frame waits here, and the queue keeps the chains that were taken: `held`. More
@@ -6,7 +6,7 @@
 
 use vm_memory::{Bytes as _, GuestAddress};
 
-use super::tap::Tap;
+use super::port::Port;
 use super::{BUDGET, FRAME_MAX, HEADER, Turn};
 use crate::Error;
 use crate::memory::DeviceMemory;
@@ -127,7 +127,7 @@ impl Receive {
         &mut self,
         ring: &mut DeviceQueue,
         memory: &DeviceMemory,
-        tap: &Tap,
+        port: &mut Port,
     ) -> Result<Turn, Fault> {
         let mut turn = Turn {
             again: true,
@@ -135,7 +135,7 @@ impl Receive {
         };
         for _ in 0..BUDGET {
             if self.waiting == 0 {
-                let Some(read) = tap.read(&mut self.frame).map_err(Fault::Tap)? else {
+                let Some(read) = port.read(&mut self.frame).map_err(Fault::Tap)? else {
                     turn.again = false;
                     break;
                 };

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 
+use super::port::Port;
 use super::tap::Tap;
 use super::{FRAME_MAX, HEADER};
 use crate::device::VringBase;
@@ -22,7 +23,7 @@ pub(super) struct Rig {
     pub(super) driver: DriverQueue,
     pub(super) ring: DeviceQueue,
     pub(super) memory: DeviceMemory,
-    pub(super) tap: Tap,
+    pub(super) tap: Port,
     pub(super) peer: UnixDatagram,
 }
 
@@ -42,7 +43,7 @@ impl Rig {
             driver,
             ring,
             memory,
-            tap: Tap::of(OwnedFd::from(tap).into()),
+            tap: Port::Tap(Tap::of(OwnedFd::from(tap).into())),
             peer,
         }
     }

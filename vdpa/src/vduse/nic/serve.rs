@@ -14,8 +14,8 @@ use super::super::Device;
 use super::control::Control;
 use super::features::Configuration;
 use super::pair::{NOW, OTHERS, Pair, cannot_wait};
+use super::port::Port;
 use super::shared::Shared;
-use super::tap::Tap;
 use crate::Error;
 use crate::eventfd;
 
@@ -34,20 +34,20 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// The device that was created from this configuration. The tap has a queue for each pair.
+    /// The device that was created from this configuration. There is a port for each pair.
     ///
     /// # Errors
     /// The limit of open files is reached, or the configuration is not possible.
     pub fn new(
         device: Device,
-        tap: Vec<Tap>,
+        ports: Vec<Port>,
         configuration: &Configuration,
     ) -> Result<Self, Error> {
         let pairs = usize::from(configuration.checked_pairs()?);
-        if tap.len() != pairs {
+        if ports.len() != pairs {
             return Err(Error::other(format!(
-                "a tap with {} queues cannot serve {pairs} queue pairs",
-                tap.len()
+                "a tap or port with {} queues cannot serve {pairs} queue pairs",
+                ports.len()
             )));
         }
         let pair = |(number, queue)| {
@@ -58,7 +58,7 @@ impl Nic {
         Ok(Self {
             device,
             offered: configuration.features(),
-            pairs: (0..).zip(tap).map(pair).collect::<Result<_, Error>>()?,
+            pairs: (0..).zip(ports).map(pair).collect::<Result<_, Error>>()?,
         })
     }
 
@@ -184,6 +184,7 @@ mod tests {
     use std::sync::Mutex;
     use std::time::Duration;
 
+    use super::super::tap::Tap;
     use super::*;
     use crate::uapi::vduse::REQUEST_SIZE;
 
@@ -193,8 +194,11 @@ mod tests {
         device.set_nonblocking(true).unwrap();
         let limit = Duration::from_secs(20);
         kernel.set_read_timeout(Some(limit)).unwrap();
-        let tap =
-            (0..pairs).map(|_| Tap::of(OwnedFd::from(UnixDatagram::unbound().unwrap()).into()));
+        let port = |_| {
+            let socket = OwnedFd::from(UnixDatagram::unbound().unwrap());
+            Port::Tap(Tap::of(socket.into()))
+        };
+        let ports = (0..pairs).map(port);
         let configuration = Configuration {
             mac: [2, 0, 0, 0, 0, 1],
             mtu: 1500,
@@ -203,7 +207,7 @@ mod tests {
             poll_percent: 10,
         };
         let device = Device::from(std::fs::File::from(OwnedFd::from(device)));
-        let nic = Nic::new(device, tap.collect(), &configuration).unwrap();
+        let nic = Nic::new(device, ports.collect(), &configuration).unwrap();
         (nic, kernel)
     }
 

@@ -24,7 +24,7 @@ fn rig(packed: bool) -> Rig {
 
 impl Rig {
     fn receive(&mut self, receive: &mut Receive) -> Turn {
-        let turn = receive.turn(&mut self.ring, &self.memory, &self.tap);
+        let turn = receive.turn(&mut self.ring, &self.memory, &mut self.tap);
         turn.unwrap()
     }
 }
@@ -53,7 +53,7 @@ fn a_frame_of_several_pieces_is_sent_and_unusable_ones_are_returned() {
             rig.driver.add(chain).unwrap();
         }
         let turn = Transmit::new()
-            .turn(&mut rig.ring, &rig.memory, &rig.tap, true)
+            .turn(&mut rig.ring, &rig.memory, &mut rig.tap, true)
             .unwrap();
         assert!(!turn.again && turn.interrupt);
         assert_eq!(rig.sent().unwrap(), content);
@@ -87,7 +87,7 @@ fn a_successor_begins_where_the_ring_is() {
             let ring = GuestRing::new(rig.memory.clone(), SIZE, addresses, features).unwrap();
             let base = ring.used_position().unwrap();
             rig.ring = DeviceQueue::new(ring, base, features).unwrap();
-            let turn = Transmit::new().turn(&mut rig.ring, &rig.memory, &rig.tap, true);
+            let turn = Transmit::new().turn(&mut rig.ring, &rig.memory, &mut rig.tap, true);
             turn.unwrap();
             for len in seen.drain(..) {
                 assert_eq!(rig.sent().unwrap().len(), len);
@@ -172,7 +172,7 @@ fn buffers_that_the_driver_unmaps_are_returned_empty() {
     rig.driver.add(&[rig.piece(0, 2000, writes)]).unwrap();
     rig.peer.send(&frame(100)).unwrap();
     space.change(|space| space.set_mode(Mode::Blocked));
-    let turn = receive.turn(&mut rig.ring, &behind, &rig.tap).unwrap();
+    let turn = receive.turn(&mut rig.ring, &behind, &mut rig.tap).unwrap();
     assert!(turn.interrupt);
     assert_eq!(rig.driver.pop_used().unwrap().unwrap().written, 0);
 }
@@ -231,7 +231,7 @@ fn the_driver_kicks_no_thread_that_polls() {
             let piece = rig.piece(0, 60, Direction::DeviceReads);
             rig.driver.add(&[piece]).unwrap();
             let mut turn = |rig: &mut Rig| {
-                let turn = transmit.turn(&mut rig.ring, &rig.memory, &rig.tap, arms);
+                let turn = transmit.turn(&mut rig.ring, &rig.memory, &mut rig.tap, arms);
                 turn.unwrap()
             };
             let first = turn(&mut rig);
@@ -300,10 +300,10 @@ proptest! {
                     rig.buffer.write(index, &(word % 9).to_le_bytes()).unwrap();
                 }
                 let turn = if transmits {
-                    let turn = transmit.turn(&mut rig.ring, &rig.memory, &rig.tap, true);
+                    let turn = transmit.turn(&mut rig.ring, &rig.memory, &mut rig.tap, true);
                     turn.map_err(Fault::Ring)
                 } else {
-                    receive.turn(&mut rig.ring, &rig.memory, &rig.tap)
+                    receive.turn(&mut rig.ring, &rig.memory, &mut rig.tap)
                 };
                 match turn {
                     Ok(_) => while rig.sent().is_some() {},

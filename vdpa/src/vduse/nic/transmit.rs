@@ -1,8 +1,10 @@
-//! Frames from the driver's transmit queue to the tap, without a copy in this process.
+//! Frames from the driver's transmit queue to the tap or port. The way to a tap has no copy in this
+//! process.
 
 use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 
-use super::tap::{Tap, Vectors};
+use super::port::Port;
+use super::tap::Vectors;
 use super::{BUDGET, FRAME_MAX, HEADER, Turn};
 use crate::Error;
 use crate::memory::DeviceMemory;
@@ -25,7 +27,7 @@ impl Transmit {
         &mut self,
         ring: &mut DeviceQueue,
         memory: &DeviceMemory,
-        tap: &Tap,
+        port: &mut Port,
         arms: bool,
     ) -> Result<Turn, Error> {
         let mut turn = Turn {
@@ -47,7 +49,7 @@ impl Transmit {
                 // SAFETY: needed to pass the frame without a copy. The addresses are those of the
                 // driver's memory, which `memory` keeps mapped during the call. No Rust reference
                 // points into it.
-                let _ = unsafe { tap.write(&self.vectors) };
+                let _ = unsafe { port.write(&self.vectors) };
             }
             ring.push_used(id, 0)?;
             // At once: a successor of this process would send the frame again.

@@ -50,6 +50,13 @@ macro_rules! created_nic {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1, maximum = 4094)]
             pub vlan: Option<u16>,
+            /// With `from` `software`: the network interface of which it gets a queue, instead of
+            /// a bridge.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub port: Option<String>,
+            /// The queue of the port, from 0.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub queue: Option<u16>,
             /// Its MAC address.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(value_type = Option<String>)]
@@ -152,6 +159,8 @@ impl HostNicSpec {
             kind: self.kind,
             bridge: self.bridge.clone(),
             vlan: self.vlan,
+            port: self.port.clone(),
+            queue: self.queue,
             mac: self.mac,
             mtu: self.mtu,
             queue_pairs: self.queue_pairs,

@@ -419,8 +419,8 @@ const PAGES: Calls = calls! {
     SYS_ioctl [ioctl_of(&[KVM_PRE_FAULT_MEMORY])] => "a page is mapped before the guest runs";
 };
 
-/// A NIC in userspace, between a driver's rings and a tap. All files are open and all threads are
-/// created before.
+/// A NIC in userspace, between a driver's rings and a tap or a port. All files are open and all
+/// threads are created before.
 const SOFTWARE_NIC: Calls = calls! {
     SYS_ioctl [is(1, Test::Vduse)] => "interrupts, queues, the driver's memory";
     SYS_ioctl [ioctl_of(&[|| TUNSETOFFLOAD, || TUNSETQUEUE])] =>
@@ -429,6 +429,10 @@ const SOFTWARE_NIC: Calls = calls! {
     SYS_epoll_pwait => "the event loop on a kernel without epoll_pwait2";
     SYS_eventfd2 => "kicks of a queue";
     SYS_madvise [one_of(2, &[bits(MADV_HUGEPAGE)])] => "the driver's memory";
+    SYS_sendto [one_of(2, &[0]), one_of(3, &[bits(MSG_DONTWAIT)]), is(4, Test::Null)] =>
+        "an AF_XDP socket is woken for frames to transmit; no data is sent";
+    SYS_recvfrom [one_of(2, &[0]), one_of(3, &[bits(MSG_DONTWAIT)])] =>
+        "an AF_XDP socket is woken for buffers to receive; no data is received";
 };
 
 /// Counters of KVM.

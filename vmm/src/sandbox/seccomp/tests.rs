@@ -207,6 +207,10 @@ fn a_software_nic_serves_rings_and_nothing_else() {
             libc::SYS_ioctl,
             [CLOSED, libc::TUNSETPERSIST, 0],
         ),
+        ("sendto of data", libc::SYS_sendto, [CLOSED, path, 1]),
+        ("recvfrom of data", libc::SYS_recvfrom, [CLOSED, path, 1]),
+        ("bind", libc::SYS_bind, [CLOSED, path, 16]),
+        ("setsockopt", libc::SYS_setsockopt, [CLOSED, 283, 4]),
     ] {
         let end = in_child(&filters, || make(made));
         assert_eq!(end.signal(), Some(libc::SIGSYS), "{} {end}", made.0);

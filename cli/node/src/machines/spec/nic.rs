@@ -285,6 +285,8 @@ impl TryFrom<NicSettings> for NicSpec {
                 (raw.kind != NicKind::Auto, "kind"),
                 (raw.bridge.is_some(), "bridge"),
                 (raw.vlan.is_some(), "vlan"),
+                (raw.port.is_some(), "port"),
+                (raw.queue.is_some(), "queue"),
                 (raw.mtu.is_some(), "mtu"),
                 (raw.queue_pairs.is_some(), "queue_pairs"),
                 (raw.max_tx_rate.is_some(), "max_tx_rate"),
@@ -381,6 +383,19 @@ fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Erro
         // The representor must pass all that the function sends.
         mtu: raw.mtu.filter(|_| raw.bridge.is_some()).map(u32::from),
     });
+    let port = match (&raw.port, raw.queue) {
+        (None, None) => None,
+        (Some(port), Some(queue)) => Some(
+            format!("port={port},queue={queue}")
+                .parse()
+                .map_err(wrong)?,
+        ),
+        _ => {
+            return Err(Error::invalid(format!(
+                "{id}: name both `port` and `queue`"
+            )));
+        }
+    };
     let request = NicRequest {
         kind: match raw.kind {
             NicKind::Auto => Kind::Auto,
@@ -393,6 +408,7 @@ fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Erro
         connectivity,
         rates,
         virtual_functions: raw.virtual_functions,
+        port,
         ..NicRequest::new("nic", from)
     };
     // Rejects values that no device can have, whatever its source.

@@ -120,6 +120,18 @@ fn mistakes_are_named() {
             "a has vlan, which needs a created device",
         ),
         (
+            nic(json!({ "id": "a", "path": "/b", "port": "eth1" })),
+            "a has port, which needs a created device",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "software", "port": "eth1" })),
+            "a: name both `port` and `queue`",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "software", "port": "../x", "queue": 0 })),
+            "cannot parse",
+        ),
+        (
             nic(json!({ "id": "a", "from": "b", "backup": {} })),
             "backup has 0 of from, path and device",
         ),
