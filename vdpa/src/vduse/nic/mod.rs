@@ -1,12 +1,12 @@
-//! A network device in userspace between a driver's rings and a tap.
+//! A network device in userspace between a driver's rings and a tap, or a queue of a port (`xdp`).
 //!
 //! ```text
 //!   each pair's thread:  driver's ring 1, 3, … --Transmit--> queue 0, 1, … of the tap --> bridge
 //!                        driver's ring 0, 2, … <--Receive---                          <--
 //!   the first one, too:  messages --Control--> rings, memory       stop eventfd --> the end
 //! ```
-//! A change of mappings never meets an access: [`Control`](control) stops the pairs between two of
-//! their turns, each of at most [`BUDGET`] frames. There is a lock per turn and none per frame, and
+//! A change of mappings never meets an access: `Control` stops the pairs between two of their
+//! turns, each of at most `BUDGET` frames. There is a lock per turn and none per frame, and
 //! with one pair one thread. The kernel's tap chooses the receive queue of a frame, so all frames
 //! of a flow arrive in one.
 //!
