@@ -5,12 +5,14 @@
 //!   QEMU ──── its own virtio-net ─────────────────────> tap
 //!   QEMU ──── vhost-net, a thread of the kernel ──────> tap
 //! ```
-//! All guests have the same kernel, and send as fast as they can to an address that no device has.
-//! The host drops the frames behind the tap. Which guest begins changes with each round. The ratio
+//! All guests have the same kernel, and send as fast as they can. Frames go to an address that no
+//! device has, so the host drops them behind the tap. A TCP stream goes to the host, in packets that
+//! the tap does not segment. Which guest begins changes with each round. The ratio
 //! of a round compares two of its parts, and the median of all rounds counts. All guests may have
 //! transparent huge pages. For QEMU's private memory that is Debian's default. For Bellhop's shared
 //! memory it is a setting of the host.
 
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -20,7 +22,7 @@ use serde::Serialize;
 
 use super::flood::{LIMIT, flood};
 use super::{peer, print_json};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::figures::{median, ratios, rounded};
 use crate::files;
 use crate::guest::{BellhopArguments, Guest};
@@ -28,26 +30,57 @@ use crate::process::output;
 use crate::swnic::Swnic;
 use crate::vmm_process::processor_time;
 
-/// Bytes of a frame, with its Ethernet header.
-const SIZES: [u32; 2] = [64, 1514];
+/// What a guest sends.
+#[derive(Debug, Clone, Copy)]
+enum Load {
+    /// Frames of so many bytes, with their Ethernet header.
+    Frames(u32),
+    /// A TCP stream, with segmentation offload.
+    Tso,
+}
+
+const LOADS: [Load; 3] = [Load::Frames(64), Load::Frames(1514), Load::Tso];
+
+impl Load {
+    fn shown(self) -> String {
+        match self {
+            Self::Frames(bytes) => format!("frames of {bytes} bytes"),
+            Self::Tso => "TCP stream".to_owned(),
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            Self::Frames(_) => "frames/s",
+            Self::Tso => "MiB/s",
+        }
+    }
+}
+
+/// The port to which guests send streams (`tcp-flood` of the guest).
+const PORT: u16 = 5000;
+
+/// Seconds of a stream.
+const STREAM: u64 = 4;
 
 /// The host's setting for transparent huge pages in shared memory.
 const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// The names of the contenders.
+/// The names of the contenders, whose taps are tap0, tap1, tap2.
 const NAMES: [&str; 3] = ["swnic", "QEMU", "QEMU with vhost-net"];
 
-/// The result for one size of frames.
+/// The result for one load. Rates are in `unit`.
 #[derive(Debug, Serialize)]
-struct OfSize {
-    bytes: u32,
-    swnic_fps: f64,
-    qemu_fps: f64,
-    vhost_fps: f64,
-    /// Frames per second, divided by QEMU's.
+struct Compared {
+    load: String,
+    unit: &'static str,
+    swnic: f64,
+    qemu: f64,
+    vhost: f64,
+    /// The rate, divided by QEMU's.
     ratio_qemu: f64,
     ratio_vhost: f64,
-    /// Processor time of all processes per frame, divided by QEMU's.
+    /// Processor time of all processes per frame or MiB, divided by QEMU's.
     time_ratio_qemu: f64,
     time_ratio_vhost: f64,
 }
@@ -55,21 +88,24 @@ struct OfSize {
 /// The keys of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
-    sizes: Vec<OfSize>,
+    loads: Vec<Compared>,
 }
 
 /// A guest, and the processes that serve it.
 struct Contender {
     guest: Guest,
+    /// The address of the host at its tap.
+    host: Ipv4Addr,
     processes: Vec<u32>,
 }
 
 /// What a guest did in one part of a round.
 #[derive(Debug, Clone, Copy)]
 struct Part {
-    frames_per_second: f64,
-    /// In microseconds.
-    time_per_frame: f64,
+    /// Frames or MiB per second.
+    rate: f64,
+    /// In microseconds per frame or MiB.
+    time: f64,
 }
 
 /// Measures in the lab host.
@@ -89,82 +125,135 @@ pub(super) fn measure(arguments: &SwnicArguments) -> Result<()> {
     let worker = u32::try_from(worker.as_raw_pid()).unwrap_or_default();
     let ours = Guest::start(&small.vdpa(swnic.path()))?;
     let small = BellhopArguments::small()?;
-    let by_qemu = |tap: &str, vhost: bool| -> Result<Contender> {
-        let command = || peer::on_tap(&qemu, &small, tap, vhost);
+    let by_qemu = |index: u8, vhost: bool| -> Result<Contender> {
+        let tap = format!("tap{index}");
+        let command = || peer::on_tap(&qemu, &small, &tap, vhost);
         let guest = Guest::start_command(command, LIMIT)?;
         let processes = vec![guest.pid()];
-        Ok(Contender { guest, processes })
+        Contender::connect(guest, processes, index)
     };
+    let own = vec![ours.pid(), worker];
     let mut contenders = [
-        Contender {
-            processes: vec![ours.pid(), worker],
-            guest: ours,
-        },
-        by_qemu("tap1", false)?,
-        by_qemu("tap2", true)?,
+        Contender::connect(ours, own, 0)?,
+        by_qemu(1, false)?,
+        by_qemu(2, true)?,
     ];
-    for tap in ["tap0", "tap1", "tap2"] {
-        output(Command::new("ip").args(["link", "set", tap, "up"]))?;
-    }
-    let mut sizes = Vec::new();
-    for bytes in SIZES {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT));
+    let listener = listener.map_err(Error::system("listen for streams"))?;
+    std::thread::spawn(move || receive_all(&listener));
+    let mut loads = Vec::new();
+    for load in LOADS {
         let mut parts: [Vec<Part>; 3] = Default::default();
         for round in 0..arguments.rounds {
             for turn in 0..3 {
                 let first = usize::try_from(round).unwrap_or_default();
                 let index = first.wrapping_add(turn) % 3;
-                let part = part(&mut contenders[index], bytes)?;
+                let part = contenders[index].part(load)?;
                 eprintln!(
-                    "  {bytes} bytes, round {} of {}, {}: {:.0} frames/s, {:.1} µs of processors \
-                     per frame",
+                    "  {}, round {} of {}, {}: {:.0} {}, {:.1} µs of processors for each",
+                    load.shown(),
                     round + 1,
                     arguments.rounds,
                     NAMES[index],
-                    part.frames_per_second,
-                    part.time_per_frame
+                    part.rate,
+                    load.unit(),
+                    part.time
                 );
                 parts[index].push(part);
             }
         }
-        sizes.push(of_size(bytes, &parts));
+        loads.push(compared(load, &parts));
     }
     for contender in contenders {
         contender.guest.power_off()?;
     }
     drop(swnic);
-    show(&sizes, arguments.rounds);
-    print_json(arguments.common.json, &Report { sizes })
+    show(&loads, arguments.rounds);
+    print_json(arguments.common.json, &Report { loads })
 }
 
-/// Lets a guest send for some seconds.
-fn part(contender: &mut Contender, bytes: u32) -> Result<Part> {
-    let time = |processes: &[u32]| -> Result<Duration> {
-        processes.iter().map(|&pid| processor_time(pid)).sum()
-    };
-    let before = time(&contender.processes)?;
-    let sent = flood(&mut contender.guest, bytes)?;
-    let spent = time(&contender.processes)?.saturating_sub(before);
-    Ok(Part {
-        frames_per_second: sent.frames_per_second,
-        time_per_frame: spent.as_secs_f64() * 1e6 / f64::from(sent.frames),
-    })
+impl Contender {
+    /// Gives addresses to the tap with this number and the guest behind it.
+    fn connect(mut guest: Guest, processes: Vec<u32>, index: u8) -> Result<Self> {
+        let host = Ipv4Addr::new(10, 77, index, 1);
+        let tap = format!("tap{index}");
+        let ip = |words: &str| output(Command::new("ip").args(words.split(' ')));
+        ip(&format!("addr add {host}/24 dev {tap}"))?;
+        ip(&format!("link set {tap} up"))?;
+        guest.command(&format!("ip addr add 10.77.{index}.2/24 dev eth0"))?;
+        Ok(Self {
+            guest,
+            host,
+            processes,
+        })
+    }
+
+    fn time(&self) -> Result<Duration> {
+        self.processes.iter().map(|&pid| processor_time(pid)).sum()
+    }
+
+    /// Lets the guest send for some seconds.
+    fn part(&mut self, load: Load) -> Result<Part> {
+        let before = self.time()?;
+        let (count, rate) = match load {
+            Load::Frames(bytes) => {
+                let sent = flood(&mut self.guest, bytes)?;
+                (f64::from(sent.frames), sent.frames_per_second)
+            }
+            Load::Tso => self.stream()?,
+        };
+        let spent = self.time()?.saturating_sub(before);
+        let time = spent.as_secs_f64() * 1e6 / count;
+        Ok(Part { rate, time })
+    }
+
+    /// MiB that the guest has sent by TCP, and their rate per second.
+    fn stream(&mut self) -> Result<(f64, f64)> {
+        let line = format!("tcp-flood {} {STREAM}", self.host);
+        let answer = self.guest.command_within(&line, LIMIT)?;
+        let number = |key: &str| {
+            let number = answer[key]
+                .as_u64()
+                .and_then(|n| u32::try_from(n >> 10).ok());
+            number.filter(|&number| number > 0).map(f64::from)
+        };
+        // KiB, and units of 1024 µs.
+        match (number("bytes"), number("elapsed_us")) {
+            (Some(bytes), Some(elapsed)) => {
+                let seconds = elapsed * 1024.0 / 1e6;
+                Ok((bytes / 1024.0, bytes / 1024.0 / seconds))
+            }
+            _ => Err(Error::invalid(
+                "the guest",
+                format!("it sent no stream: {answer}"),
+            )),
+        }
+    }
 }
 
-fn of_size(bytes: u32, parts: &[Vec<Part>; 3]) -> OfSize {
+/// Receives streams, one after the other, and drops them.
+fn receive_all(listener: &TcpListener) {
+    for stream in listener.incoming().flatten() {
+        // A stream that ends early has no rate, which the guest's answer shows.
+        let _ = std::io::copy(&mut { stream }, &mut std::io::sink());
+    }
+}
+
+fn compared(load: Load, parts: &[Vec<Part>; 3]) -> Compared {
     let all = |of: fn(&Part) -> f64| {
         let values = |parts: &Vec<Part>| parts.iter().map(of).collect::<Vec<f64>>();
         parts.each_ref().map(values)
     };
-    let [swnic, qemu, vhost] = &all(|part| part.frames_per_second);
-    let [time, time_qemu, time_vhost] = &all(|part| part.time_per_frame);
-    let [swnic_fps, qemu_fps, vhost_fps] =
-        [swnic, qemu, vhost].map(|rates| rounded(median(rates), 0));
+    let [swnic, qemu, vhost] = &all(|part| part.rate);
+    let [time, time_qemu, time_vhost] = &all(|part| part.time);
+    let rate = |rates: &Vec<f64>| rounded(median(rates), 0);
     let ratio = |ours, theirs| rounded(median(&ratios(ours, theirs)), 3);
-    OfSize {
-        bytes,
-        swnic_fps,
-        qemu_fps,
-        vhost_fps,
+    Compared {
+        load: load.shown(),
+        unit: load.unit(),
+        swnic: rate(swnic),
+        qemu: rate(qemu),
+        vhost: rate(vhost),
         ratio_qemu: ratio(swnic, qemu),
         ratio_vhost: ratio(swnic, vhost),
         time_ratio_qemu: ratio(time, time_qemu),
@@ -172,22 +261,19 @@ fn of_size(bytes: u32, parts: &[Vec<Part>; 3]) -> OfSize {
     }
 }
 
-fn show(sizes: &[OfSize], rounds: u32) {
+fn show(loads: &[Compared], rounds: u32) {
     eprintln!();
     eprintln!("  Medians of {rounds} interleaved rounds; a guest sends to a tap");
-    for of_size in sizes {
-        eprintln!("  frames of {} bytes", of_size.bytes);
+    for load in loads {
+        eprintln!("  {}, {}", load.load, load.unit);
         for (what, value) in [
-            ("Bellhop with swnic, frames/s", of_size.swnic_fps),
-            ("QEMU, frames/s", of_size.qemu_fps),
-            ("QEMU with vhost-net, frames/s", of_size.vhost_fps),
-            ("swnic / QEMU", of_size.ratio_qemu),
-            ("swnic / vhost-net", of_size.ratio_vhost),
-            ("processor time: swnic / QEMU", of_size.time_ratio_qemu),
-            (
-                "processor time: swnic / vhost-net",
-                of_size.time_ratio_vhost,
-            ),
+            ("Bellhop with swnic", load.swnic),
+            ("QEMU", load.qemu),
+            ("QEMU with vhost-net", load.vhost),
+            ("swnic / QEMU", load.ratio_qemu),
+            ("swnic / vhost-net", load.ratio_vhost),
+            ("processor time: swnic / QEMU", load.time_ratio_qemu),
+            ("processor time: swnic / vhost-net", load.time_ratio_vhost),
         ] {
             eprintln!("    {what:<34} {value:>10}");
         }

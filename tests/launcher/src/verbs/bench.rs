@@ -134,7 +134,7 @@ pub struct SwnicArguments {
     /// What every measurement takes.
     #[command(flatten)]
     pub common: Common,
-    /// Rounds for each size of frames, of which the medians are taken
+    /// Rounds for each load, of which the medians are taken
     #[arg(long, default_value_t = 9, value_parser = value_parser!(u32).range(1..=100))]
     pub rounds: u32,
 }

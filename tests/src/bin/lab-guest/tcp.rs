@@ -10,6 +10,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Bytes of one read or write.
 const PIECE: usize = 1 << 18;
@@ -82,6 +83,19 @@ pub(crate) fn send(peer: IpAddr, length: u64) -> Result<Value> {
         return Err(Error::invalid("the peer", "it sent bytes"));
     }
     Ok(sum.shown())
+}
+
+/// Sends a stream for so long, and reports its bytes and the time.
+pub(crate) fn flood(peer: IpAddr, duration: Duration) -> Result<Value> {
+    let failed = || Error::system("send by TCP");
+    let mut stream = TcpStream::connect((peer, PORT)).map_err(failed())?;
+    let piece = vec![0; PIECE];
+    let (begin, mut sent) = (Instant::now(), 0);
+    while begin.elapsed() < duration {
+        sent += stream.write(&piece).map_err(failed())?;
+    }
+    let elapsed = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Ok(json!({ "bytes": sent, "elapsed_us": elapsed }))
 }
 
 /// Of the bytes of a stream.
