@@ -93,6 +93,23 @@ fn an_upgrade_keeps_vms_and_a_purge_leaves_nothing() {
     fs::remove_dir_all(drop_in).unwrap();
     host.done(&["systemctl", "daemon-reload"]);
 
+    // A software NIC as a service: it exists until the service is stopped.
+    let options = Path::new("/etc/bellhop/swnic");
+    files::create_directory(options).unwrap();
+    let words = "BELLHOP_SWNIC=--tap lab-sw0 --mtu 1400\n";
+    fs::write(options.join("lab-sw0"), words).unwrap();
+    let of_nic = "bellhop-swnic@lab-sw0.service";
+    let nic = Path::new("/sys/bus/vdpa/devices/lab-sw0");
+    output(Command::new("modprobe").arg("tun")).unwrap();
+    for _ in 0..2 {
+        host.done(&["systemctl", "start", of_nic]);
+        until("the service creates its NIC", || nic.exists()).unwrap();
+        host.done(&["systemctl", "stop", of_nic]);
+        assert!(!nic.exists());
+        assert_eq!(host.property(of_nic, "Result"), "success");
+    }
+    fs::remove_dir_all(options).unwrap();
+
     // The group may use the socket; others may not.
     let gid = group().unwrap();
     assert_eq!(access(SOCKET), (gid, 0o660));

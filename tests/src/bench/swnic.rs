@@ -6,8 +6,8 @@
 //!   QEMU ──── vhost-net, a thread of the kernel ──────> tap
 //! ```
 //! All guests have the same kernel, and send as fast as they can. Frames go to an address that no
-//! device has, so the host drops them behind the tap. A TCP stream goes to the host, in packets that
-//! the tap does not segment. Which guest begins changes with each round. The ratio
+//! device has, so the host drops them behind the tap. A TCP stream goes to the host, in packets
+//! that the tap does not segment. Which guest begins changes with each round. The ratio
 //! of a round compares two of its parts, and the median of all rounds counts. All guests may have
 //! transparent huge pages. For QEMU's private memory that is Debian's default. For Bellhop's shared
 //! memory it is a setting of the host.
