@@ -89,6 +89,27 @@ impl Swnic {
         Ok([server, worker])
     }
 
+    /// Checks that its worker has no privileges, and a system call filter.
+    ///
+    /// # Errors
+    /// As [`Swnic::processes`]; [`Error::Invalid`] with what the worker lacks.
+    pub fn worker_is_confined(&self) -> Result<()> {
+        let [_, worker] = self.processes()?;
+        let status = files::read_text(Path::new(&format!("/proc/{worker}/status")))?;
+        for line in [
+            "Uid:\t65534\t65534\t65534\t65534",
+            "CapEff:\t0000000000000000",
+            "CapBnd:\t0000000000000000",
+            "NoNewPrivs:\t1",
+            "Seccomp:\t2",
+        ] {
+            if !status.contains(line) {
+                return Err(Error::invalid("the worker", format!("no {line}: {status}")));
+            }
+        }
+        Ok(())
+    }
+
     /// The processor time of each thread of its worker, in the order of the queue pairs.
     ///
     /// # Errors

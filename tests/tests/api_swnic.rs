@@ -46,6 +46,26 @@ fn server_of(vm: &Value) -> Option<Pid> {
     server::holder(device).unwrap()
 }
 
+/// Kills the process of a VM's NIC, and waits for another one, which the daemon starts.
+#[track_caller]
+fn replace_server(vm: &Value) {
+    let killed = server_of(vm).unwrap();
+    kill_process(killed, Signal::KILL).unwrap();
+    until("the NIC has another process", || {
+        server_of(vm).is_some_and(|pid| pid != killed)
+    })
+    .unwrap();
+}
+
+/// Kills this process of the NIC of `web` while there is no daemon. The next daemon starts another.
+#[track_caller]
+fn start_after_kill(node: &mut Node, server: Pid) {
+    kill_process(server, Signal::KILL).unwrap();
+    node.start_again().unwrap();
+    let web = node.await_phase("web", "Running").unwrap();
+    until("the NIC has a process", || server_of(&web).is_some()).unwrap();
+}
+
 /// All network interfaces, taps among them.
 fn interfaces() -> BTreeSet<String> {
     let all = std::fs::read_dir("/sys/class/net").unwrap();
@@ -77,12 +97,7 @@ fn software_nics_of_vms_survive_the_daemon_and_their_own_processes() {
     exchange(&mut guest, &mut peer, &mac);
 
     // The daemon starts the process of a NIC again, and the guest does not notice.
-    let killed = server_of(&web).unwrap();
-    kill_process(killed, Signal::KILL).unwrap();
-    until("the NIC has another process", || {
-        server_of(&web).is_some_and(|pid| pid != killed)
-    })
-    .unwrap();
+    replace_server(&web);
     exchange(&mut guest, &mut peer, &mac);
 
     // The processes outlive the daemon. The next daemon finds them, or starts them.
@@ -93,10 +108,7 @@ fn software_nics_of_vms_survive_the_daemon_and_their_own_processes() {
     let web = node.await_phase("web", "Running").unwrap();
     assert_eq!(server_of(&web), Some(kept));
     node.kill();
-    kill_process(kept, Signal::KILL).unwrap();
-    node.start_again().unwrap();
-    let web = node.await_phase("web", "Running").unwrap();
-    until("the NIC has a process", || server_of(&web).is_some()).unwrap();
+    start_after_kill(&mut node, kept);
     exchange(&mut guest, &mut peer, &mac);
 
     for vm in ["web", "peer"] {
@@ -119,21 +131,13 @@ fn nics_of_vms_at_queues_of_ports_survive_the_same() {
     let mac = up(&mut peer);
     exchange(&mut guest, &mut peer, &mac);
 
-    let killed = server_of(&web).unwrap();
-    kill_process(killed, Signal::KILL).unwrap();
-    until("the NIC has another process", || {
-        server_of(&web).is_some_and(|pid| pid != killed)
-    })
-    .unwrap();
+    replace_server(&web);
     exchange(&mut guest, &mut peer, &mac);
 
     let kept = server_of(&web).unwrap();
     node.kill();
     exchange(&mut guest, &mut peer, &mac);
-    kill_process(kept, Signal::KILL).unwrap();
-    node.start_again().unwrap();
-    let web = node.await_phase("web", "Running").unwrap();
-    until("the NIC has a process", || server_of(&web).is_some()).unwrap();
+    start_after_kill(&mut node, kept);
     exchange(&mut guest, &mut peer, &mac);
 
     for vm in ["web", "peer"] {

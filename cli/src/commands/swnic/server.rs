@@ -16,7 +16,7 @@ use bellhop_common::exit::Code;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::FdFlags;
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
-use vdpa::vduse::nic::{Configuration, Tap, xdp};
+use vdpa::vduse::nic::{Configuration, OFFLOADS, Tap, xdp};
 use vdpa::vduse::{Control, Created, Device};
 use vdpa_mgmt::nic::PortQueue;
 use vdpa_mgmt::nic::server::ServerLock;
@@ -174,7 +174,7 @@ impl<'a> Server<'a> {
 /// Opens the tap or the port, and leaves out the features that it lacks.
 fn open(arguments: &Arguments, configuration: &mut Configuration) -> Result<End, Error> {
     if let Some(PortQueue { interface, queue }) = arguments.port() {
-        configuration.features &= !xdp::MISSING_FEATURES;
+        configuration.features &= !OFFLOADS;
         let Configuration { mac, mtu, .. } = *configuration;
         let attachment = xdp::Attachment::new(&interface, queue, mac, mtu);
         return Ok(End::Port(attachment.map_err(failed)?));

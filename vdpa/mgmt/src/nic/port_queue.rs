@@ -18,6 +18,23 @@ pub struct PortQueue {
     pub queue: u16,
 }
 
+impl PortQueue {
+    /// This queue of the interface.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BadName`]: no interface can have this name.
+    pub fn new(interface: &str, queue: u16) -> Result<Self, Error> {
+        if !is_interface_name(interface) {
+            let message = format!("{interface:?} is not a name for an interface");
+            return Err(Error::new(ErrorKind::BadName, message));
+        }
+        Ok(Self {
+            interface: interface.to_owned(),
+            queue,
+        })
+    }
+}
+
 impl fmt::Display for PortQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "port={},queue={}", self.interface, self.queue)
@@ -38,17 +55,12 @@ impl FromStr for PortQueue {
         } else {
             (port, queue)
         };
-        let interface = port
-            .strip_prefix("port=")
-            .filter(|name| is_interface_name(name));
+        let interface = port.strip_prefix("port=");
         let queue = queue
             .strip_prefix("queue=")
             .and_then(|queue| queue.parse().ok());
         match (interface, queue) {
-            (Some(interface), Some(queue)) => Ok(Self {
-                interface: interface.to_owned(),
-                queue,
-            }),
+            (Some(interface), Some(queue)) => Self::new(interface, queue),
             _ => Err(bad()),
         }
     }

@@ -24,12 +24,9 @@ pub const PACKED: u64 = 1 << VIRTIO_F_RING_PACKED;
 /// Without these a driver cannot use the device.
 const REQUIRED: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_F_ACCESS_PLATFORM;
 
-/// All features of the device.
-pub const OFFERED: u64 = REQUIRED
-    | 1 << VIRTIO_F_RING_PACKED
-    | 1 << VIRTIO_RING_F_EVENT_IDX
-    | 1 << VIRTIO_RING_F_INDIRECT_DESC
-    | 1 << VIRTIO_NET_F_CSUM
+/// Checksums and segmentation. Frames at a port ([`xdp`](super::xdp)) have no virtio-net header on
+/// their way, so they stay with the guest there.
+pub const OFFLOADS: u64 = 1 << VIRTIO_NET_F_CSUM
     | 1 << VIRTIO_NET_F_GUEST_CSUM
     | 1 << VIRTIO_NET_F_HOST_TSO4
     | 1 << VIRTIO_NET_F_HOST_TSO6
@@ -41,7 +38,14 @@ pub const OFFERED: u64 = REQUIRED
     | 1 << VIRTIO_NET_F_GUEST_ECN
     | 1 << VIRTIO_NET_F_GUEST_UFO
     | 1 << VIRTIO_NET_F_GUEST_USO4
-    | 1 << VIRTIO_NET_F_GUEST_USO6
+    | 1 << VIRTIO_NET_F_GUEST_USO6;
+
+/// All features of the device.
+pub const OFFERED: u64 = REQUIRED
+    | 1 << VIRTIO_F_RING_PACKED
+    | 1 << VIRTIO_RING_F_EVENT_IDX
+    | 1 << VIRTIO_RING_F_INDIRECT_DESC
+    | OFFLOADS
     | 1 << VIRTIO_NET_F_MRG_RXBUF
     | 1 << VIRTIO_NET_F_MAC
     | 1 << VIRTIO_NET_F_MTU

@@ -41,7 +41,7 @@ mod tap;
 mod transmit;
 pub mod xdp;
 
-pub use self::features::{Configuration, OFFERED, PACKED, PAIRS_MAX};
+pub use self::features::{Configuration, OFFERED, OFFLOADS, PACKED, PAIRS_MAX};
 #[cfg(any(test, feature = "fuzz"))]
 pub use self::fuzz::serve_anything;
 pub use self::port::Port;

@@ -18,7 +18,7 @@ use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::link::VlanId;
-use vdpa_mgmt::nic::{Kind, NicRequest};
+use vdpa_mgmt::nic::{Kind, NicRequest, PortQueue};
 use vdpa_mgmt::sriov::Rates;
 use vdpa_mgmt::{Error as MgmtError, NetConfig};
 use vmm::config::{DeviceSource, MacAddress, VdpaConfig};
@@ -385,11 +385,7 @@ fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Erro
     });
     let port = match (&raw.port, raw.queue) {
         (None, None) => None,
-        (Some(port), Some(queue)) => Some(
-            format!("port={port},queue={queue}")
-                .parse()
-                .map_err(wrong)?,
-        ),
+        (Some(port), Some(queue)) => Some(PortQueue::new(port, queue).map_err(wrong)?),
         _ => {
             return Err(Error::invalid(format!(
                 "{id}: name both `port` and `queue`"

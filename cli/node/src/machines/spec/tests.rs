@@ -129,7 +129,7 @@ fn mistakes_are_named() {
         ),
         (
             nic(json!({ "id": "a", "from": "software", "port": "../x", "queue": 0 })),
-            "cannot parse",
+            "is not a name for an interface",
         ),
         (
             nic(json!({ "id": "a", "from": "b", "backup": {} })),

@@ -14,13 +14,6 @@
 //!
 //! Source: `Documentation/networking/af_xdp.rst` and `linux/if_xdp.h` of Linux 6.12.
 
-use virtio_bindings::virtio_net::{
-    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
-    VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_GUEST_USO4,
-    VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6,
-    VIRTIO_NET_F_HOST_UFO, VIRTIO_NET_F_HOST_USO,
-};
-
 mod attachment;
 mod mapping;
 mod program;
@@ -42,21 +35,5 @@ const HEADROOM: u16 = 256;
 const ETHERNET: u16 = 18;
 /// The largest MTU: a chunk holds a whole frame behind the kernel's headroom.
 pub const MTU_MAX: u16 = CHUNK_SIZE - HEADROOM - ETHERNET;
-/// The features that such a NIC lacks: frames have no virtio-net header on their way, so checksums
-/// and segmentation stay with the guest.
-pub const MISSING_FEATURES: u64 = 1 << VIRTIO_NET_F_CSUM
-    | 1 << VIRTIO_NET_F_GUEST_CSUM
-    | 1 << VIRTIO_NET_F_HOST_TSO4
-    | 1 << VIRTIO_NET_F_HOST_TSO6
-    | 1 << VIRTIO_NET_F_HOST_ECN
-    | 1 << VIRTIO_NET_F_HOST_UFO
-    | 1 << VIRTIO_NET_F_HOST_USO
-    | 1 << VIRTIO_NET_F_GUEST_TSO4
-    | 1 << VIRTIO_NET_F_GUEST_TSO6
-    | 1 << VIRTIO_NET_F_GUEST_ECN
-    | 1 << VIRTIO_NET_F_GUEST_UFO
-    | 1 << VIRTIO_NET_F_GUEST_USO4
-    | 1 << VIRTIO_NET_F_GUEST_USO6;
-
 #[cfg(test)]
 mod tests;
