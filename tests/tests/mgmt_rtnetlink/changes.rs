@@ -69,6 +69,8 @@ impl Pair {
         }
     }
 
+    /// The kernel's IPv6 has no address and sends nothing. Otherwise bridges would learn from its
+    /// frames, which come at different moments in both namespaces.
     fn new(name: &str) -> Self {
         let pair = Self::empty(name);
         for words in [
@@ -76,6 +78,10 @@ impl Pair {
             "link add a0 address 02:5e:10:53:88:20 type veth peer name a1 address \
              02:5e:10:53:88:21",
             "link add d0 address 02:5e:10:53:88:30 type dummy",
+            "link set br0 addrgenmode none",
+            "link set a0 addrgenmode none",
+            "link set a1 addrgenmode none",
+            "link set d0 addrgenmode none",
             "link set a0 up",
         ] {
             pair.ours.ip(words);
