@@ -33,9 +33,12 @@ use vdpa_mgmt::nic::server;
 const BRIDGE: &str = "lab-swbr";
 const VLAN: u16 = 100;
 
+/// The share of a processor for polling, in percent.
+const POLL: u8 = 30;
+
 /// The NIC of a VM.
 fn software() -> Value {
-    json!([{ "id": "net0", "from": "software", "bridge": BRIDGE, "vlan": VLAN }])
+    json!([{ "id": "net0", "from": "software", "bridge": BRIDGE, "vlan": VLAN, "poll": POLL }])
 }
 
 /// The process of a VM's NIC, if it has one.
@@ -44,6 +47,16 @@ fn server_of(vm: &Value) -> Option<Pid> {
         .as_str()
         .unwrap();
     server::holder(device).unwrap()
+}
+
+/// Fails if the NIC of `web` does not poll as requested: its process, or the daemon's list.
+#[track_caller]
+fn assert_polls(node: &Node, web: &Value) {
+    let pid = server_of(web).unwrap().as_raw_pid();
+    let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+    assert!(words.contains(&format!("\0--poll\0{POLL}\0")), "{words:?}");
+    let nics = node.api.get("/v1/nics").unwrap();
+    assert_eq!(nics["nic"]["web.net0"]["poll"], POLL, "{nics}");
 }
 
 /// Kills the process of a VM's NIC, and waits for another one, which the daemon starts.
@@ -94,10 +107,12 @@ fn software_nics_of_vms_survive_the_daemon_and_their_own_processes() {
     let (_, mut peer) = made(&node, "peer", &software());
     let _ = up(&mut guest);
     let mac = up(&mut peer);
+    assert_polls(&node, &web);
     exchange(&mut guest, &mut peer, &mac);
 
     // The daemon starts the process of a NIC again, and the guest does not notice.
     replace_server(&web);
+    assert_polls(&node, &web);
     exchange(&mut guest, &mut peer, &mac);
 
     // The processes outlive the daemon. The next daemon finds them, or starts them.
@@ -109,6 +124,7 @@ fn software_nics_of_vms_survive_the_daemon_and_their_own_processes() {
     assert_eq!(server_of(&web), Some(kept));
     node.kill();
     start_after_kill(&mut node, kept);
+    assert_polls(&node, &web);
     exchange(&mut guest, &mut peer, &mac);
 
     for vm in ["web", "peer"] {

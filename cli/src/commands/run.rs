@@ -109,9 +109,10 @@ pub(crate) struct Arguments {
         value_parser = NewNic::parse,
         conflicts_with_all = ["restore", "receive"],
         help = "A NIC on a bridge of this host, created for the VM and deleted when it ends: \
-                bridge=NAME[,vlan=N][,mac=MAC][,mtu=BYTES][,id=NAME][,from=NIC]. Without from, a \
-                function of a NIC that is a port of the bridge; if there is none, a NIC without \
-                hardware (from=software). Needs root (may be repeated)"
+                bridge=NAME[,vlan=N][,mac=MAC][,mtu=BYTES][,id=NAME][,from=NIC]\
+                [,poll=PERCENT]. Without from, a function of a NIC that is a port of the bridge; \
+                if there is none, or with poll, a NIC without hardware (from=software). Needs root \
+                (may be repeated)"
     )]
     nic: Vec<NewNic>,
 

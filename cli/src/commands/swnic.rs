@@ -112,10 +112,9 @@ pub(crate) struct Arguments {
     #[arg(
         long = "poll",
         value_name = "PERCENT",
-        default_value_t = 0,
-        value_parser = clap::value_parser!(u8).range(0..=100)
+        value_parser = clap::value_parser!(u8).range(1..=100)
     )]
-    poll_percent: u8,
+    poll_percent: Option<u8>,
 
     /// Do not offer packed rings
     #[arg(long)]
@@ -151,7 +150,7 @@ impl Arguments {
             mtu: self.mtu.unwrap_or_default(),
             pairs: self.queue_pairs,
             features: self.device_features().unwrap_or(u64::MAX),
-            poll_percent: self.poll_percent,
+            poll_percent: self.poll_percent.unwrap_or_default(),
         }
     }
 

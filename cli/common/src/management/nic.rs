@@ -58,10 +58,12 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
                 let pid = server::holder(nic.name()).ok().flatten();
                 let pid = pid.and_then(|pid| u32::try_from(pid.as_raw_pid()).ok());
                 let port = service.port.as_ref();
+                let poll = Some(service.poll_percent).filter(|percent| *percent > 0);
                 entry
                     .with_some("tap", service.tap.as_deref())
                     .with_some("port", port.map(|port| port.interface.as_str()))
                     .with_number("queue", port.map(|port| port.queue))
+                    .with_number("poll", poll)
                     .with_number("pid", pid)
             }
             Step::AddDevice { mgmtdev } => entry.with_text("mgmtdev", mgmtdev.to_string()),

@@ -294,6 +294,9 @@ pub(super) struct HostNicInfo {
     port: Option<String>,
     /// The queue of the port of a NIC without hardware.
     queue: Option<u16>,
+    /// The share of a processor that each queue pair of a NIC without hardware may spend on
+    /// polling, in percent.
+    poll: Option<u8>,
     /// The subfunction.
     sfnum: Option<u32>,
     /// The management device.

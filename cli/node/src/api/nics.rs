@@ -144,6 +144,8 @@ mod tests {
         for bad in [
             json!({ "name": "nic0", "from": "eth0", "mtu": 67 }),
             json!({ "name": "nic0", "from": "eth0", "vlan": 4095 }),
+            json!({ "name": "nic0", "from": "eth0", "poll": 30 }),
+            json!({ "name": "nic0", "from": "software", "poll": 101 }),
             json!({ "name": "nic0", "from": "eth0", "min_tx_rate": 2, "max_tx_rate": 1 }),
         ] {
             let spec = serde_json::from_value(bad).unwrap();

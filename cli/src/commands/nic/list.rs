@@ -23,6 +23,7 @@ Fields:
   port, sfnum    the port of the subfunction, and its number
   tap            the tap of a NIC without hardware; or instead of it:
   port, queue    the port and its queue of a NIC without hardware
+  poll           the share of a processor that its queue pairs may each poll, in percent
   pid            the process that serves a NIC without hardware
   mgmtdev        the management device
   exists         false if the vDPA device is gone

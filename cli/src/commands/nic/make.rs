@@ -56,6 +56,15 @@ pub(crate) struct Arguments {
     )]
     queue_pairs: Option<u16>,
 
+    /// With --from software: let each queue pair look for frames before it sleeps, for at most this
+    /// share of a processor, in percent
+    #[arg(
+        long = "poll",
+        value_name = "PERCENT",
+        value_parser = clap::value_parser!(u8).range(1..=100)
+    )]
+    poll_percent: Option<u8>,
+
     /// Its virtio feature bits in hexadecimal; all other bits are off
     #[arg(long, value_name = "MASK", value_parser = mask)]
     device_features: Option<u64>,
@@ -116,7 +125,7 @@ Examples:
   bellhop nic create nic2 --from enp6s0f0np0 --connect bridge=br0,vlan=100 --queue-pairs 4
   bellhop nic create test0 --from vdpasim_net --mac 52:54:00:12:34:57 --mtu 1500
   bellhop nic create sw0 --from software --connect bridge=br0
-  bellhop nic create sw1 --from software --connect port=eth1,queue=3
+  bellhop nic create sw1 --from software --connect port=eth1,queue=3 --poll 30
   bellhop nic create nic3 --from enp1s0f0 --dry-run
 
 `bellhop nic delete` undoes all steps, also if this command was killed.";
@@ -185,6 +194,7 @@ impl Arguments {
             mac: self.mac,
             mtu: self.mtu,
             max_vqp: self.queue_pairs,
+            poll_percent: self.poll_percent,
             device_features: self.device_features,
             connectivity,
             port,
@@ -259,8 +269,13 @@ mod tests {
                 (Some(2), Some(4))
             );
         }
+        let line = ["create", "sw0", "--from=software", "--poll=30"];
+        let request = Line::try_parse_from(line).unwrap().arguments.request();
+        assert_eq!(request.unwrap().poll_percent, Some(30));
         for bad in [
-            &["create", "--from", "enp1s0"][..],
+            &["create", "sw0", "--from=software", "--poll=0"][..],
+            &["create", "sw0", "--from=software", "--poll=101"],
+            &["create", "--from", "enp1s0"],
             &["create", "nic0", "--from", "enp1s0", "--name", "nic0"],
             &["create", "nic0"],
         ] {

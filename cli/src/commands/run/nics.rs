@@ -41,6 +41,7 @@ pub(super) struct NewNic {
     from: Option<String>,
     mac: Option<MacAddress>,
     mtu: Option<u16>,
+    poll: Option<u8>,
     id: Option<String>,
 }
 
@@ -55,6 +56,7 @@ impl NewNic {
             owner: Some(owner()),
             mac: self.mac.map(MacAddress::bytes),
             mtu: self.mtu,
+            poll_percent: self.poll,
             connectivity: Some(Connectivity {
                 bridge: Some(self.bridge.clone()),
                 vlan,
@@ -182,12 +184,20 @@ mod tests {
 
     #[test]
     fn options_name_the_bridge_and_more() {
-        let nic = NewNic::parse("bridge=br0,vlan=100,mac=52:54:00:12:34:56,id=net0").unwrap();
+        let nic = NewNic::parse("bridge=br0,vlan=100,mac=52:54:00:12:34:56,id=net0,poll=30");
+        let nic = nic.unwrap();
         let request = nic.request("run1n0").unwrap();
         let connectivity = request.connectivity.unwrap();
         assert_eq!(connectivity.to_string(), "bridge=br0,vlan=100");
         assert_eq!(request.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
-        for wrong in ["vlan=100", "bridge=br0,vlan=x", "br0", "bridge=br0,speed=1"] {
+        assert_eq!(request.poll_percent, Some(30));
+        for wrong in [
+            "vlan=100",
+            "bridge=br0,vlan=x",
+            "br0",
+            "bridge=br0,speed=1",
+            "bridge=br0,poll=256",
+        ] {
             NewNic::parse(wrong).unwrap_err();
         }
     }

@@ -108,6 +108,8 @@ Keys of --nic, and of [[nics]] in a file:
   kind=auto|vf|sf  with from: the kind of function
   bridge=NAME, vlan=N          with from: its connection
   port=INTERFACE, queue=N      with from=software: a queue of this port instead
+  poll=PERCENT     with from=software: each queue pair looks for frames before it sleeps, for at
+                   most this share of a processor
   mtu=BYTES, queue_pairs=N     with from: the device's settings
   max_tx_rate=N, min_tx_rate=N with from: its maximum and guaranteed rate, in Mbit/s
   virtual_functions=N          with from: how many to create if the NIC has none

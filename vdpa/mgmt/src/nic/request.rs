@@ -1,9 +1,10 @@
 //! The request for a NIC.
 
 use super::port_queue::PortQueue;
+use super::software::SOFTWARE;
 use crate::connectivity::Connectivity;
 use crate::sriov::Rates;
-use crate::{Error, MgmtDeviceName, NewDevice};
+use crate::{Error, ErrorKind, MgmtDeviceName, NewDevice};
 
 /// The base of a vDPA device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub struct NicRequest {
     pub name: String,
     /// Its source: a physical function by address (`pci/0000:01:00.0`) or network interface, or a
     /// NIC by devlink handle. Also a management device that creates devices itself
-    /// (`vdpasim_net`), or [`SOFTWARE`](super::SOFTWARE).
+    /// (`vdpasim_net`), or [`SOFTWARE`].
     pub from: String,
     /// Its owner, stored in the record so that the owner recognises it. Up to 256 bytes.
     pub owner: Option<String>,
@@ -50,7 +51,8 @@ pub struct NicRequest {
     /// the NIC's name, created and deleted with it.
     pub tap: Option<String>,
     /// The share of a processor that each pair of a software NIC may spend on polling, in percent.
-    pub poll_percent: u8,
+    /// `None`: it does not poll.
+    pub poll_percent: Option<u8>,
     /// The queue of a port that a software NIC has instead of a tap.
     pub port: Option<PortQueue>,
 }
@@ -72,7 +74,7 @@ impl NicRequest {
             rates: None,
             virtual_functions: None,
             tap: None,
-            poll_percent: 0,
+            poll_percent: None,
             port: None,
         }
     }
@@ -82,8 +84,53 @@ impl NicRequest {
     /// # Errors
     /// `Invalid` for impossible values.
     pub fn device(&self, mgmtdev: MgmtDeviceName) -> Result<NewDevice, Error> {
+        self.check_poll()?;
         let device = NewDevice::new(&self.name, mgmtdev)?.mac(self.mac)?;
         let device = device.mtu(self.mtu)?.max_vqp(self.max_vqp)?;
         Ok(device.device_features(self.device_features))
+    }
+
+    fn check_poll(&self) -> Result<(), Error> {
+        let message = match self.poll_percent {
+            None => return Ok(()),
+            Some(_) if self.from != SOFTWARE => format!(
+                "devices of {} do not poll: leave `poll` out, or create the NIC from `{SOFTWARE}`",
+                self.from
+            ),
+            Some(1..=100) => return Ok(()),
+            Some(percent) => {
+                format!(
+                    "cannot poll for {percent} % of a processor: give 1 to 100, or leave it out"
+                )
+            }
+        };
+        Err(Error::new(ErrorKind::Invalid, message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_software_polls_and_for_a_share_of_a_processor() {
+        let check = |from, poll_percent| {
+            let request = NicRequest {
+                poll_percent,
+                ..NicRequest::new("nic0", from)
+            };
+            let device = request.device("any".parse().unwrap());
+            device.map(drop).map_err(|error| error.to_string())
+        };
+        for poll in [None, Some(1), Some(100)] {
+            check(SOFTWARE, poll).unwrap();
+        }
+        for poll in [0, 101] {
+            let error = check(SOFTWARE, Some(poll)).unwrap_err();
+            assert!(error.contains("give 1 to 100"), "{error}");
+        }
+        check("enp1s0", None).unwrap();
+        let error = check("enp1s0", Some(30)).unwrap_err();
+        assert!(error.contains("leave `poll` out"), "{error}");
     }
 }

@@ -53,7 +53,7 @@ impl Nics {
             let from = request.from.clone();
             return Err(NicError::NoSettings { from, what });
         }
-        let service = self.service(request)?;
+        let service = service(request)?;
         if !(1..=PAIRS_MAX).contains(&service.pairs) {
             return Err(NicError::QueuePairs(service.pairs));
         }
@@ -66,37 +66,6 @@ impl Nics {
             return Err(NicError::TapTaken(tap.to_owned()));
         }
         self.check_network(&mgmtdev()?)
-    }
-
-    /// The settings for the process of a requested NIC.
-    fn service(&self, request: &NicRequest) -> Result<Service, NicError> {
-        let bridge = request
-            .connectivity
-            .as_ref()
-            .and_then(|one| one.bridge.as_deref());
-        let port = request.port.as_ref();
-        let mtu = match (request.mtu, bridge.or(port.map(|port| &*port.interface))) {
-            (Some(mtu), _) => mtu,
-            (None, Some(interface)) => {
-                let link = existing(Links::open()?.link(interface))?;
-                // One that is missing is reported when it is connected.
-                let mtu = link.map_or(MTU, |link| u16::try_from(link.mtu).unwrap_or(u16::MAX));
-                let max = port.map_or(u16::MAX, |_| xdp::MTU_MAX);
-                mtu.min(max)
-            }
-            (None, None) => MTU,
-        };
-        let tap = || request.tap.clone().unwrap_or_else(|| tap_of(&request.name));
-        Ok(Service {
-            tap: port.is_none().then(tap),
-            is_own_tap: port.is_none() && request.tap.is_none(),
-            port: port.cloned(),
-            mac: request.mac.unwrap_or_else(|| address(&request.name)),
-            mtu,
-            features: request.device_features.unwrap_or(u64::MAX),
-            pairs: request.max_vqp.unwrap_or(1),
-            poll_percent: request.poll_percent,
-        })
     }
 
     /// Starts the processes of a NIC again, if it should have one and has none: it was killed. The
@@ -146,7 +115,7 @@ impl Nics {
 impl Making<'_> {
     /// All phases of a software NIC.
     pub(super) fn software(&mut self, request: &NicRequest) -> Result<(), NicError> {
-        let service = self.nics.service(request)?;
+        let service = service(request)?;
         let step = Step::Serve {
             service: service.clone(),
         };
@@ -169,6 +138,37 @@ impl Making<'_> {
             None => Ok(()),
         }
     }
+}
+
+/// The settings for the process of a requested NIC.
+fn service(request: &NicRequest) -> Result<Service, NicError> {
+    let bridge = request
+        .connectivity
+        .as_ref()
+        .and_then(|one| one.bridge.as_deref());
+    let port = request.port.as_ref();
+    let mtu = match (request.mtu, bridge.or(port.map(|port| &*port.interface))) {
+        (Some(mtu), _) => mtu,
+        (None, Some(interface)) => {
+            let link = existing(Links::open()?.link(interface))?;
+            // One that is missing is reported when it is connected.
+            let mtu = link.map_or(MTU, |link| u16::try_from(link.mtu).unwrap_or(u16::MAX));
+            let max = port.map_or(u16::MAX, |_| xdp::MTU_MAX);
+            mtu.min(max)
+        }
+        (None, None) => MTU,
+    };
+    let tap = || request.tap.clone().unwrap_or_else(|| tap_of(&request.name));
+    Ok(Service {
+        tap: port.is_none().then(tap),
+        is_own_tap: port.is_none() && request.tap.is_none(),
+        port: port.cloned(),
+        mac: request.mac.unwrap_or_else(|| address(&request.name)),
+        mtu,
+        features: request.device_features.unwrap_or(u64::MAX),
+        pairs: request.max_vqp.unwrap_or(1),
+        poll_percent: request.poll_percent.unwrap_or_default(),
+    })
 }
 
 /// The tap of a NIC: its name, if that is one for an interface.
@@ -204,6 +204,17 @@ mod tests {
         let long = ["web-1234567890/net0", "web-1234567890/net1"].map(tap_of);
         assert!(long.iter().all(|tap| is_interface_name(tap)));
         assert_ne!(long[0], long[1]);
+    }
+
+    #[test]
+    fn the_process_of_a_nic_polls_as_requested() {
+        let mut request = NicRequest {
+            mtu: Some(1500),
+            ..NicRequest::new("sw0", SOFTWARE)
+        };
+        assert_eq!(service(&request).unwrap().poll_percent, 0);
+        request.poll_percent = Some(30);
+        assert_eq!(service(&request).unwrap().poll_percent, 30);
     }
 
     #[test]

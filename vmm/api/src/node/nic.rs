@@ -70,6 +70,11 @@ macro_rules! created_nic {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1, maximum = 32768)]
             pub queue_pairs: Option<u16>,
+            /// With `from` `software`: the share of a processor that each queue pair may spend on
+            /// polling, in percent. By default it does not poll.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(minimum = 1, maximum = 100)]
+            pub poll: Option<u8>,
             /// Its maximum transmit rate, in Mbit/s.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1)]
@@ -164,6 +169,7 @@ impl HostNicSpec {
             mac: self.mac,
             mtu: self.mtu,
             queue_pairs: self.queue_pairs,
+            poll: self.poll,
             max_tx_rate: self.max_tx_rate,
             min_tx_rate: self.min_tx_rate,
             virtual_functions: self.virtual_functions,

@@ -2,7 +2,8 @@
 //!
 //! It may have a backup: another vDPA device, to which the NIC moves when its own fails. A backup
 //! that is created (`from`) has the settings of the NIC's own device: address, MTU, queue pairs,
-//! connection, rates. So only a NIC whose own device is created, too, can have such a backup.
+//! connection, rates. So only a NIC whose own device is created, too, can have such a backup. Only
+//! software polls, so a backup of hardware does not.
 //!
 //! Owns the valid combinations of its settings.
 
@@ -18,7 +19,7 @@ use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::link::VlanId;
-use vdpa_mgmt::nic::{Kind, NicRequest, PortQueue};
+use vdpa_mgmt::nic::{Kind, NicRequest, PortQueue, SOFTWARE};
 use vdpa_mgmt::sriov::Rates;
 use vdpa_mgmt::{Error as MgmtError, NetConfig};
 use vmm::config::{DeviceSource, MacAddress, VdpaConfig};
@@ -144,6 +145,7 @@ impl NicSpec {
             // These concern the NIC of this host.
             raw.kind = NicKind::default();
             raw.virtual_functions = None;
+            raw.poll = raw.poll.filter(|_| from == SOFTWARE);
             raw.backup = raw.backup.map(|_| NicBackup::created_from(from));
         }
         if raw.from.is_some() {
@@ -289,6 +291,7 @@ impl TryFrom<NicSettings> for NicSpec {
                 (raw.queue.is_some(), "queue"),
                 (raw.mtu.is_some(), "mtu"),
                 (raw.queue_pairs.is_some(), "queue_pairs"),
+                (raw.poll.is_some(), "poll"),
                 (raw.max_tx_rate.is_some(), "max_tx_rate"),
                 (raw.min_tx_rate.is_some(), "min_tx_rate"),
                 (raw.virtual_functions.is_some(), "virtual_functions"),
@@ -341,7 +344,14 @@ fn backup_source(
 ) -> Result<NicSource, Error> {
     let given = (&backup.from, &backup.path, &backup.device);
     let what = format_args!("{id}: backup");
-    let source = source(given, what, |from| request(id, raw, from))?;
+    let source = source(given, what, |from| {
+        let poll = raw.poll.filter(|_| from == SOFTWARE);
+        let raw = NicSettings {
+            poll,
+            ..raw.clone()
+        };
+        request(id, &raw, from)
+    })?;
     match (&source, own) {
         (NicSource::From(_), NicSource::There(_)) => Err(only_from(id, "backup.from")),
         (NicSource::There(_), own) if source == *own => Err(Error::invalid(format!(
@@ -401,13 +411,14 @@ fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Erro
         mac: raw.mac.map(MacAddress::bytes),
         mtu: raw.mtu,
         max_vqp: raw.queue_pairs,
+        poll_percent: raw.poll,
         connectivity,
         rates,
         virtual_functions: raw.virtual_functions,
         port,
         ..NicRequest::new("nic", from)
     };
-    // Rejects values that no device can have, whatever its source.
+    // Rejects values that no device can have.
     if let Ok(any) = "any".parse() {
         request.device(any).map_err(wrong)?;
     }

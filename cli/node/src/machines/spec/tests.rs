@@ -132,6 +132,26 @@ fn mistakes_are_named() {
             "is not a name for an interface",
         ),
         (
+            nic(json!({ "id": "a", "path": "/b", "poll": 30 })),
+            "a has poll, which needs a created device",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "b", "poll": 30 })),
+            "a: devices of b do not poll: leave `poll` out",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "software", "poll": 0 })),
+            "give 1 to 100",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "software", "poll": 101 })),
+            "give 1 to 100",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "software", "poll": 256 })),
+            "nics[0].poll",
+        ),
+        (
             nic(json!({ "id": "a", "from": "b", "backup": {} })),
             "backup has 0 of from, path and device",
         ),
@@ -244,6 +264,26 @@ fn settings_of_a_device_here_are_requested_at_the_destination() {
             { "id": "b", "from": "enp1s0", "queue_pairs": 4, "backup": { "from": "enp1s0" } },
         ])
     );
+}
+
+#[test]
+fn software_polls_at_the_destination_too_but_hardware_does_not() {
+    let nic = json!({ "id": "a", "from": "software", "bridge": "br0", "poll": 30,
+                      "backup": { "from": "enp1s0" } });
+    let spec = spec(json!({ "kernel": "/k", "nics": [nic] })).unwrap();
+    let vm = vm("web");
+    assert_eq!(spec.nics()[0].request(&vm).unwrap().poll_percent, Some(30));
+    let backup = spec.nics()[0].backup_request(&vm, None).unwrap();
+    assert_eq!(backup.poll_percent, None);
+    for (from, poll) in [
+        (None, Some(30)),
+        (Some("software"), Some(30)),
+        (Some("enp1s0"), None),
+    ] {
+        let there = spec.elsewhere(from, &BTreeMap::new(), |_| None).unwrap();
+        let request = there.nics()[0].request(&vm).unwrap();
+        assert_eq!(request.poll_percent, poll, "{from:?}");
+    }
 }
 
 #[test]
