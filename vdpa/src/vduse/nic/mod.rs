@@ -52,7 +52,7 @@ pub use self::tap::Tap;
 const HEADER: usize = 12;
 /// The largest frame with segmentation offload, with an Ethernet and a VLAN header.
 const FRAME_MAX: usize = HEADER + 18 + 65535;
-/// Frames per turn of a queue: the pair's other queue and messages wait no longer.
+/// Most frames per turn of a queue: the pair's other queue and messages wait no longer.
 const BUDGET: usize = 64;
 
 /// The result of a queue's turn.

@@ -27,6 +27,18 @@ impl Rig {
         let turn = receive.turn(&mut self.ring, &self.memory, &mut self.tap);
         turn.unwrap()
     }
+
+    /// Turns of a transmit queue until the driver has no more frames. Each of these drivers wants
+    /// an interrupt for each frame, so a turn passes one.
+    fn transmit(&mut self, transmit: &mut Transmit, arms: bool) -> usize {
+        let turns = std::iter::from_fn(|| {
+            let turn = transmit.turn(&mut self.ring, &self.memory, &mut self.tap, arms);
+            let turn = turn.unwrap();
+            assert_eq!((turn.found, turn.again), (turn.interrupt, turn.interrupt));
+            turn.again.then_some(())
+        });
+        turns.count()
+    }
 }
 
 #[test]
@@ -52,10 +64,7 @@ fn a_frame_of_several_pieces_is_sent_and_unusable_ones_are_returned() {
         ] {
             rig.driver.add(chain).unwrap();
         }
-        let turn = Transmit::new()
-            .turn(&mut rig.ring, &rig.memory, &mut rig.tap, true)
-            .unwrap();
-        assert!(!turn.again && turn.interrupt);
+        assert_eq!(rig.transmit(&mut Transmit::new(), true), 5);
         assert_eq!(rig.sent().unwrap(), content);
         assert_eq!(rig.sent().unwrap(), content[..60]);
         assert_eq!(rig.sent(), None);
@@ -87,8 +96,7 @@ fn a_successor_begins_where_the_ring_is() {
             let ring = GuestRing::new(rig.memory.clone(), SIZE, addresses, features).unwrap();
             let base = ring.used_position().unwrap();
             rig.ring = DeviceQueue::new(ring, base, features).unwrap();
-            let turn = Transmit::new().turn(&mut rig.ring, &rig.memory, &mut rig.tap, true);
-            turn.unwrap();
+            assert_eq!(rig.transmit(&mut Transmit::new(), true), seen.len());
             for len in seen.drain(..) {
                 assert_eq!(rig.sent().unwrap().len(), len);
                 rig.driver.pop_used().unwrap().unwrap();
@@ -230,20 +238,36 @@ fn the_driver_kicks_no_thread_that_polls() {
         for arms in [false, true, false] {
             let piece = rig.piece(0, 60, Direction::DeviceReads);
             rig.driver.add(&[piece]).unwrap();
-            let mut turn = |rig: &mut Rig| {
-                let turn = transmit.turn(&mut rig.ring, &rig.memory, &mut rig.tap, arms);
-                turn.unwrap()
-            };
-            let first = turn(&mut rig);
-            assert!(first.found && !first.again && rig.sent().is_some());
+            assert_eq!(rig.transmit(&mut transmit, arms), 1);
+            assert!(rig.sent().is_some());
             rig.driver.pop_used().unwrap().unwrap();
-            let none = turn(&mut rig);
-            assert!(!none.found && !none.again);
+            assert_eq!(rig.transmit(&mut transmit, arms), 0);
             let piece = rig.piece(0, 60, Direction::DeviceReads);
             rig.driver.add(&[piece]).unwrap();
             assert_eq!(rig.driver.needs_kick().unwrap(), arms);
-            assert!(turn(&mut rig).found && rig.sent().is_some());
+            assert_eq!(rig.transmit(&mut transmit, arms), 1);
+            assert!(rig.sent().is_some());
             rig.driver.pop_used().unwrap().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_turn_ends_after_long_frames() {
+    for packed in [false, true] {
+        let mut rig = rig(packed);
+        rig.driver.set_interrupts(false).unwrap();
+        for _ in 0..4 {
+            let piece = rig.piece(0, 30_000, Direction::DeviceReads);
+            rig.driver.add(&[piece]).unwrap();
+        }
+        let mut transmit = Transmit::new();
+        for (frames, again) in [(3, true), (1, false)] {
+            let turn = transmit.turn(&mut rig.ring, &rig.memory, &mut rig.tap, true);
+            let turn = turn.unwrap();
+            assert_eq!((turn.again, turn.interrupt), (again, false));
+            let sent = std::iter::from_fn(|| rig.sent());
+            assert_eq!(sent.count(), frames);
         }
     }
 }

@@ -10,6 +10,10 @@ use crate::Error;
 use crate::memory::DeviceMemory;
 use crate::ring::{DeviceQueue, Direction, Piece};
 
+/// A turn ends with the frame that reaches so many bytes. Between long frames, the driver gets
+/// acknowledgments of those before.
+const BUDGET_BYTES: usize = 65536;
+
 /// The memory of a transmit queue's turns.
 #[derive(Debug, Default)]
 pub(super) struct Transmit {
@@ -22,7 +26,8 @@ impl Transmit {
         Self::default()
     }
 
-    /// Passes frames until the driver has no more. `arms`: the driver kicks at the next one.
+    /// Passes frames until the driver has no more or wants an interrupt. It gets that at once, and
+    /// prepares frames while this thread passes others. `arms`: the driver kicks at the next one.
     pub(super) fn turn(
         &mut self,
         ring: &mut DeviceQueue,
@@ -35,6 +40,7 @@ impl Transmit {
             ..Turn::default()
         };
         ring.set_notifications(false)?;
+        let mut bytes = 0;
         for _ in 0..BUDGET {
             let Some(id) = ring.pop_into(&mut self.pieces)? else {
                 turn.again = arms && ring.set_notifications(true)?;
@@ -45,7 +51,8 @@ impl Transmit {
             };
             turn.found = true;
             // A frame that the driver does not map or that is too long is dropped.
-            if self.find(memory).is_some() {
+            if let Some(len) = self.find(memory) {
+                bytes += len;
                 // SAFETY: needed to pass the frame without a copy. The addresses are those of the
                 // driver's memory, which `memory` keeps mapped during the call. No Rust reference
                 // points into it.
@@ -53,15 +60,17 @@ impl Transmit {
             }
             ring.push_used(id, 0)?;
             // At once: a successor of this process would send the frame again.
-            ring.show()?;
+            turn.interrupt = ring.publish()?;
+            if turn.interrupt || bytes >= BUDGET_BYTES {
+                break;
+            }
         }
         self.vectors.0.clear();
-        turn.interrupt = ring.publish()?;
         Ok(turn)
     }
 
-    /// Finds the memory of the current chain's frame, with its header.
-    fn find(&mut self, memory: &DeviceMemory) -> Option<()> {
+    /// Finds the memory of the current chain's frame, with its header. Returns its bytes.
+    fn find(&mut self, memory: &DeviceMemory) -> Option<usize> {
         self.vectors.0.clear();
         let mut len = 0_usize;
         for piece in &self.pieces {
@@ -79,6 +88,6 @@ impl Transmit {
                 });
             }
         }
-        (len > HEADER).then_some(())
+        (len > HEADER).then_some(len)
     }
 }
