@@ -35,6 +35,7 @@ pub struct IgbNic {
     // Dropped in this order.
     nic: SriovNic,
     _plugged: Plugged,
+    port: String,
 }
 
 #[derive(Debug)]
@@ -68,7 +69,13 @@ impl IgbNic {
         Ok(Self {
             nic,
             _plugged: plugged,
+            port: netdev,
         })
+    }
+
+    /// The interface of the physical function, which is up.
+    pub fn port(&self) -> &str {
+        &self.port
     }
 
     /// A virtual function, counted from 0. It has no driver.

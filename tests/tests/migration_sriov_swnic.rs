@@ -1,5 +1,5 @@
-//! Hot swap between a NIC without hardware and a virtual function (vp_vdpa), both ways and under
-//! traffic, with several queue pairs.
+//! Hot swap and live migration between a NIC without hardware and a virtual function (vp_vdpa),
+//! both ways and under traffic, with several queue pairs. A snapshot moves, too.
 //!
 //! VDUSE has no control queue, so the VMM answers the guest's commands there. Another virtual
 //! function is a port of the bridge. It connects the bridge to the switch of the functions.
@@ -19,13 +19,19 @@ mod moving;
 mod swaps;
 
 use std::path::Path;
+use std::process::Command;
 
 use bridge::{Bridge, ip};
 use lab::endurance::cycles;
-use lab::guest::BellhopArguments;
+use lab::guest::{BellhopArguments, Guest};
 use lab::rig::{FIRST_PACKED_FUNCTION, QUEUE_PAIRS};
+use lab::soak_run::Run;
 use lab::sriov::{SriovNic, VfDevice};
+use lab::temp_path::TempPath;
 use lab::vmm_process::cost;
+use moving::soak::{Scene, run_soak};
+use moving::{Host, NOTICE};
+use serde_json::json;
 use swaps::{Software, Vm};
 
 /// An address that the guest sets.
@@ -120,5 +126,63 @@ fn a_guest_with_two_processors_leaves_hardware_and_returns() {
     live::wait_upgrade(&vm.guest, &vm.client, |vm| vm["upgrades"] == 1);
     vm.exchange();
     vm.move_under_flood(1, [nics.hardware.path(); 2], &nics.software);
+    assert!(vm.guest.power_off().unwrap().success());
+}
+
+/// A guest migrates between two VMMs, one of which has hardware.
+fn migrate(nics: Nics<'_>, packed: bool) {
+    let hosts = [
+        Host::new("software", nics.software()),
+        Host::new("hardware", nics.hardware.path()),
+    ];
+    let Software { nic, peer, of_peer } = nics.software;
+    let scene = Scene {
+        hosts,
+        traffic_peer: peer,
+        set_link: None,
+        // Both devices are reset twice: when queues become relayed, and when the guest stops. The
+        // bridge sends frames to the former port until the guest announces itself.
+        may_lose: 48,
+        resets: 3,
+        moves_idle: true,
+        packed,
+    };
+    run_soak(scene, small(), Run { first: 0, moves: 4 });
+    drop((nic, of_peer));
+}
+
+#[test]
+fn a_guest_migrates_to_hardware_and_returns() {
+    let nic = SriovNic::enable(4).unwrap();
+    migrate(Nics::of(&nic), false);
+}
+
+#[test]
+fn a_guest_with_packed_rings_migrates_to_hardware_and_returns() {
+    let nic = SriovNic::enable(4).unwrap();
+    migrate(Nics::with(&nic, FIRST_PACKED_FUNCTION, &[]), true);
+}
+
+#[test]
+fn a_guest_that_was_saved_on_software_continues_on_hardware() {
+    let nic = SriovNic::enable(4).unwrap();
+    let nics = Nics::of(&nic);
+    let mut vm = Vm::boot(small(), nics.software());
+    vm.exchange();
+    let saved = TempPath::new("swnic.snapshot");
+    let body = json!({ "path": saved.text() });
+    let answer = vm.client.ask("POST", "/v1/vm/snapshot", Some(&body));
+    let answer = answer.unwrap();
+    assert_eq!(answer.status, 201, "{}", answer.body);
+    drop(vm.guest);
+    let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+    let path = format!("path={},id=nic", nics.hardware.path().display());
+    command.args(["run", "--restore", saved.text(), "--vdpa", &path]);
+    command.args(small().allow_boot_files());
+    let guest = Guest::start_restored(command, NOTICE).unwrap();
+    vm = Vm { guest, ..vm };
+    vm.exchange();
+    vm.guest.command("rebind-flooded 1 0").unwrap();
+    vm.exchange();
     assert!(vm.guest.power_off().unwrap().success());
 }

@@ -7,19 +7,29 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+#[path = "swnic/bridge.rs"]
+#[allow(dead_code, reason = "other tests change links")]
+mod bridge;
+
+use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bridge::Bridge;
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::notice::{Kind, notice};
 use lab::sim::{Mapping, OtherMapping, SimDevice, require_lab};
+use lab::swnic::Swnic;
 use lab::temp_path::TempPath;
-use lab::traffic::{Frames, exchange_counted};
+use lab::traffic::{Frames, exchange_between, exchange_counted};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 /// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:53:01";
+/// The guest on the same bridge.
+const PEER: &str = "52:54:5e:11:53:02";
 const MTU: u16 = 1400;
 /// How long the NIC's driver may wait for the IOMMU's driver.
 const PROBE: Duration = Duration::from_secs(30);
@@ -34,8 +44,8 @@ fn frames() -> [Frames; 3] {
 }
 
 /// Boots a guest with its NIC behind the IOMMU. `kind` is the type of the NIC's group in the guest.
-fn guest_behind(arguments: BellhopArguments, net: &SimDevice, kind: Option<&str>) -> Guest {
-    let nic = format!("path={},iommu=on", net.path().display());
+fn guest_behind(arguments: BellhopArguments, device: &Path, kind: Option<&str>) -> Guest {
+    let nic = format!("path={},iommu=on", device.display());
     let mut guest = Guest::start(&arguments.argument("--vdpa", &nic)).unwrap();
     let begin = Instant::now();
     loop {
@@ -59,7 +69,7 @@ fn traffic_in_mode(mapping: Mapping, words: &str, kind: &str) {
     let _mapping = OtherMapping::load(mapping).unwrap();
     let net = SimDevice::net("net", MAC, MTU).unwrap();
     let arguments = BellhopArguments::stock().unwrap().cmdline(words);
-    let mut guest = guest_behind(arguments, &net, Some(kind));
+    let mut guest = guest_behind(arguments, net.path(), Some(kind));
     exchange_counted(&mut guest, "eth0", &net, &frames()).unwrap();
     // A driver that restarts maps its buffers again.
     let rebound = guest.command("rebind 3").unwrap();
@@ -92,9 +102,46 @@ fn a_guest_without_a_driver_bypasses_the_iommu() {
     require_lab().unwrap();
     let net = SimDevice::net("net", MAC, MTU).unwrap();
     let arguments = BellhopArguments::small().unwrap();
-    let mut guest = guest_behind(arguments, &net, None);
+    let mut guest = guest_behind(arguments, net.path(), None);
     exchange_counted(&mut guest, "eth0", &net, &frames()).unwrap();
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+/// Each buffer that the guest unmaps leaves the mappings of the process that serves the NIC.
+fn software_in_mode(words: &str, kind: &str, rings: &[&str]) {
+    let bridge = Bridge::add("lab-swbr");
+    let start = |name, mac| {
+        let words = ["--bridge", bridge.0, "--mtu", "1500", "--mac", mac];
+        Swnic::start(name, &[&words, rings].concat()).unwrap()
+    };
+    let nics = [start("lab-sw0", MAC), start("lab-sw1", PEER)];
+    let small = BellhopArguments::small().unwrap().memory("128M");
+    let mut peer = Guest::start(&small.vdpa(nics[1].path())).unwrap();
+    let arguments = BellhopArguments::stock().unwrap().cmdline(words);
+    let mut guest = guest_behind(arguments, nics[0].path(), Some(kind));
+    for frames in frames() {
+        exchange_between(&mut guest, &mut peer, PEER, frames).unwrap();
+    }
+    let [_, worker] = nics[0].processes().unwrap();
+    kill_process(worker, Signal::KILL).unwrap();
+    nics[0].await_other_worker(worker).unwrap();
+    for frames in frames() {
+        exchange_between(&mut guest, &mut peer, PEER, frames).unwrap();
+    }
+    for guest in [guest, peer] {
+        assert_eq!(guest.power_off().unwrap().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_software_nic_of_a_guest_that_unmaps_lazily() {
+    let words = "iommu.passthrough=0 iommu.strict=0";
+    software_in_mode(words, "DMA-FQ", &["--split"]);
+}
+
+#[test]
+fn a_software_nic_of_a_guest_that_unmaps_at_once() {
+    software_in_mode("iommu.passthrough=0 iommu.strict=1", "DMA", &[]);
 }
 
 /// A VM's counters of its IOMMU.
@@ -139,7 +186,7 @@ fn a_userspace_driver_in_the_guest_chooses_its_own_addresses() {
         .cmdline("iommu.passthrough=0")
         .memory("512M")
         .argument("--api-socket", socket.text());
-    let mut guest = guest_behind(arguments, &net, Some("DMA-FQ"));
+    let mut guest = guest_behind(arguments, net.path(), Some("DMA-FQ"));
     let api = Client::new(socket.path());
     let (kernels, kernels_exits) = counted(&api);
 

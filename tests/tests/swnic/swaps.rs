@@ -28,8 +28,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The NIC without hardware of the guest, and its peer on another one.
 pub(crate) struct Software {
     pub(crate) nic: Swnic,
-    _peer: Echo,
-    _of_peer: Swnic,
+    pub(crate) peer: Echo,
+    pub(crate) of_peer: Swnic,
 }
 
 impl Software {
@@ -41,8 +41,8 @@ impl Software {
         let of_peer = Swnic::start("lab-sw1", &on_bridge(PEER)).unwrap();
         Self {
             nic,
-            _peer: Echo::start(of_peer.path(), PEER),
-            _of_peer: of_peer,
+            peer: Echo::start(of_peer.path(), PEER),
+            of_peer,
         }
     }
 

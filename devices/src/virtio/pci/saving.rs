@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::common::{CommonConfig, offered};
+use super::common::{CommonConfig, QueueState, offered};
 use super::layout::MAX_DEVICE_CONFIG;
 use super::state::{VIRTIO_PCI_STATE_VERSION, VirtioPciState};
 use super::swap::identity;
@@ -124,6 +124,19 @@ impl Transport {
             .map_err(Error::context("cannot restore PCI configuration space"))?;
         let msix = self.msix.check(&state.msix);
         msix.map_err(Error::context("cannot restore MSI-X"))?;
+        let registers = &state.registers;
+        let has_smaller = |(queue, max): (&QueueState, u16)| queue.addresses.size > max;
+        if untouched
+            && registers.status & FEATURES_OK != 0
+            && registers
+                .queues
+                .iter()
+                .zip(self.common.max_sizes())
+                .any(has_smaller)
+        {
+            self.take_sizes(registers.driver_features)
+                .map_err(Error::context(BEHIND))?;
+        }
         let mut common = self.common.clone();
         let offer = self.backend.features_for(state.registers.driver_features);
         common.set_offer(common.offer() | offered(offer));

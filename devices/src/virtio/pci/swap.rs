@@ -195,8 +195,8 @@ impl GuestView {
         Err(Error::new(ErrorKind::OtherQueueCount, message))
     }
 
-    /// Compares the sizes of the queues. The features decide which of them is a control queue, with
-    /// a size of its own. So a device for a running driver must have negotiated them.
+    /// Compares the sizes of the queues. A device for a running driver must have negotiated the
+    /// features: see [`Transport::take_sizes`].
     fn check_queue_sizes(&self, replacement: &dyn Backend) -> Result<(), Error> {
         let sizes = replacement.queue_max_sizes();
         // A queue with 0 entries does not exist.
@@ -282,9 +282,21 @@ impl Transport {
             return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
         guest_view.fits(&mut *self.backend)?;
+        if guest_view.running {
+            self.take_sizes(guest_view.features).map_err(refused)?;
+        }
         guest_view.check_queue_sizes(&*self.backend)?;
         let offer = offered(self.backend.features_for(guest_view.features));
         self.common.set_offer(offer);
+        Ok(())
+    }
+
+    /// Takes the sizes of queues that the backend, which no driver uses yet, has with these features.
+    /// They decide which queue is a control queue.
+    pub(super) fn take_sizes(&mut self, features: u64) -> Result<(), Error> {
+        self.backend.negotiate(features)?;
+        self.backend.reset();
+        self.common.set_max_sizes(self.backend.queue_max_sizes());
         Ok(())
     }
 

@@ -115,8 +115,6 @@ impl Backend for VdpaBackend {
         }
         let negotiation = self.or_stop(|backend| backend.negotiate_features(features))?;
         self.negotiation = Some(negotiation);
-        // From here on the driver knows this device.
-        self.net.replaced = None;
         Ok(())
     }
 
@@ -125,6 +123,8 @@ impl Backend for VdpaBackend {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
+        // From here on the driver knows this device.
+        self.net.replaced = None;
         self.or_stop(|backend| backend.start_fresh(activation))
     }
 
