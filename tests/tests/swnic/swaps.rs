@@ -28,7 +28,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The NIC without hardware of the guest, and its peer on another one.
 pub(crate) struct Software {
     pub(crate) nic: Swnic,
+    #[allow(dead_code, reason = "most tests only keep it")]
     pub(crate) peer: Echo,
+    #[allow(dead_code, reason = "most tests only keep it")]
     pub(crate) of_peer: Swnic,
 }
 

@@ -291,7 +291,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Takes the sizes of queues that the backend, which no driver uses yet, has with these features.
+    /// Takes the queue sizes that the backend, which no driver uses yet, has with these features.
     /// They decide which queue is a control queue.
     pub(super) fn take_sizes(&mut self, features: u64) -> Result<(), Error> {
         self.backend.negotiate(features)?;
