@@ -282,7 +282,8 @@ impl Transport {
             return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
         guest_view.fits(&mut *self.backend)?;
-        if guest_view.running {
+        // A device of the VMM's own has the same sizes with any features.
+        if guest_view.running && guest_view.identity.is_some() {
             self.take_sizes(guest_view.features).map_err(refused)?;
         }
         guest_view.check_queue_sizes(&*self.backend)?;

@@ -92,6 +92,8 @@ pub(super) struct Shape {
     pub(super) device_type: u32,
     pub(super) offer: u64,
     pub(super) max_sizes: Vec<u16>,
+    /// The sizes from the first negotiation on, if they differ.
+    pub(super) negotiated_sizes: Option<Vec<u16>>,
     pub(super) config_len: u32,
     /// The error with which it refuses to replace another device.
     pub(super) refuses: Option<&'static str>,
@@ -111,6 +113,7 @@ impl Default for Shape {
             // NOTIFICATION_DATA must not be offered.
             offer: OFFER | 1 << 38,
             max_sizes: MAX_SIZES.to_vec(),
+            negotiated_sizes: None,
             config_len: CONFIG_LEN,
             refuses: None,
             fails_restore: false,
@@ -222,6 +225,9 @@ impl Backend for Model {
             return Err(Error::other("refused"));
         }
         seen.stage = Stage::Negotiated;
+        if let Some(sizes) = self.shape.negotiated_sizes.take() {
+            self.shape.max_sizes = sizes;
+        }
         Ok(())
     }
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {

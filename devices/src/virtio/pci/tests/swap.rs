@@ -9,8 +9,8 @@ use vdpa::iova::IovaRange;
 use vdpa::memory::{AddressSpace, Mode};
 
 use super::rig::{
-    FAIL_CHANGE, FAIL_SAVE, Model, OFFER, RING_RESET, Rig, Seen, Shape, Stage, VERSION_1, WINDOW,
-    reg,
+    FAIL_CHANGE, FAIL_SAVE, MAX_SIZES, Model, OFFER, RING_RESET, Rig, Seen, Shape, Stage,
+    VERSION_1, WINDOW, reg,
 };
 use crate::testing::{FakeDeviceMappings, FakeVectors, Reached};
 use crate::virtio::backend::{Backend, Event, Outcome};
@@ -569,6 +569,28 @@ fn a_device_on_another_host_continues_from_the_state() {
     assert_eq!((other.status(), other.stage()), (15, Stage::Active));
     let again = other.device.adopt(&guest_view).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::CannotHandOver);
+}
+
+#[test]
+fn queues_have_the_sizes_that_belong_to_the_drivers_features() {
+    let rig = Rig::new();
+    rig.start(VERSION_1);
+    let guest_view = rig.device.guest_view();
+    let state = rig.device.save().unwrap();
+    for adopts in [true, false] {
+        let other = Rig::cold_with(Shape {
+            max_sizes: vec![1; MAX_SIZES.len()],
+            negotiated_sizes: Some(MAX_SIZES.to_vec()),
+            ..Shape::default()
+        });
+        if adopts {
+            other.device.adopt(&guest_view).unwrap();
+        }
+        assert_eq!(other.stage(), Stage::Inactive);
+        other.device.restore(&state).unwrap();
+        other.pci.remap();
+        assert_eq!((other.status(), other.stage()), (15, Stage::Active));
+    }
 }
 
 #[test]
