@@ -4,7 +4,8 @@
 //! registers (tests/README.md). Two signatures are known:
 //! * The vCPU makes no progress. KVM counts exits without end, one emulated instruction or one
 //!   injected exception for each, and no interrupt reaches the guest ([`crate::kvm_trace`]). Other
-//!   vCPUs of the guest wait for this one, and exit, too. So half of all exits are enough.
+//!   vCPUs of the guest wait for this one, and exit, too. So half of all exits are enough. Or the
+//!   processor reports an interrupt of the host at each entry, so the vCPU stays at one address.
 //! * The vCPU triple-faults. Bellhop logs the registers. Either CR3 is outside any guest's memory,
 //!   or KVM has reset the registers, as it does when the VMCB is lost.
 //!
@@ -12,10 +13,14 @@
 
 use crate::files;
 use crate::notice::{self, Kind};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Fewer exits during a glimpse are no endless loop.
 const MANY: u64 = 500;
+
+/// Fewer exits of the trace that a report shows are no proof.
+const SHOWN: usize = 20;
 
 /// More memory than any guest of the lab has.
 const BEYOND_MEMORY: u64 = 1 << 40;
@@ -58,6 +63,7 @@ fn endless_exits(text: &str) -> Option<String> {
         digits.parse::<u64>().ok()
     };
     let injected = event("kvm_inj_exception").unwrap_or(0);
+    let is_held = is_held(text);
     counters("KVM counted ")
         .into_iter()
         .find_map(|(name, before)| {
@@ -69,7 +75,7 @@ fn endless_exits(text: &str) -> Option<String> {
             let interrupts = grown("irq_injections")?;
             let stuck = exits >= MANY
                 && interrupts == 0
-                && (emulated >= exits / 2 || injected >= exits / 2);
+                && (emulated >= exits / 2 || injected >= exits / 2 || is_held);
             stuck.then(|| {
                 format!(
                     "vCPU in an endless loop: {exits} exits, {emulated} emulated instructions, \
@@ -77,6 +83,27 @@ fn endless_exits(text: &str) -> Option<String> {
                 )
             })
         })
+}
+
+/// True if the host's interrupts end each entry of a vCPU at the same address. The lines of the
+/// trace are `vcpu0-415 … kvm_exit: vcpu 0 reason interrupt rip 0x… …`.
+fn is_held(text: &str) -> bool {
+    let mut exits = BTreeMap::<&str, Vec<&str>>::new();
+    for line in text.lines() {
+        if let Some((thread, (_, exit))) = line
+            .split_whitespace()
+            .next()
+            .zip(line.split_once(" kvm_exit: "))
+        {
+            let (why, _) = exit.split_once(" info1 ").unwrap_or((exit, ""));
+            exits.entry(thread).or_default().push(why);
+        }
+    }
+    exits.values().any(|all| {
+        all.len() >= SHOWN
+            && all.iter().all(|why| *why == all[0])
+            && all[0].contains(" reason interrupt rip ")
+    })
 }
 
 /// The number after a counter's name: `exits 12`.
@@ -123,6 +150,30 @@ mod tests {
         assert_eq!(signature(&sample(1990, 1, 0)), None);
         assert_eq!(signature(&sample(100, 0, 100)), None);
         assert_eq!(signature("KVM counted \nand then \n{}"), None);
+    }
+
+    #[test]
+    fn a_vcpu_that_no_entry_moves_is_known_by_its_address() {
+        let exits = |interrupts, reason: &str, address: fn(usize) -> usize| {
+            let line = |number| {
+                let rip = address(number);
+                format!(
+                    "vcpu0-415  [001] d..1.   391.179262: kvm_entry: vcpu 0, rip {rip:#x}\n\
+                     vcpu0-415  [001] d..1.   391.179315: kvm_exit: vcpu 0 reason {reason} rip \
+                     {rip:#x} info1 0x0 info2 0x0 intr_info 0x0 error_code 0x0\n"
+                )
+            };
+            let lines: String = (0..30).map(line).collect();
+            sample(0, interrupts, 0) + &lines
+        };
+        let held = exits(0, "interrupt", |_| 0x10);
+        assert!(signature(&held).unwrap().contains("7-9"));
+        assert_eq!(signature(&exits(0, "interrupt", |number| number)), None);
+        assert_eq!(signature(&exits(0, "npf", |_| 0x10)), None);
+        // It gets interrupts of its own, or a few exits are by chance the same.
+        assert_eq!(signature(&exits(1, "interrupt", |_| 0x10)), None);
+        let few: Vec<_> = held.lines().take(3 + 2 * 19).collect();
+        assert_eq!(signature(&few.join("\n")), None);
     }
 
     #[test]
