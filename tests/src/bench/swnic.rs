@@ -6,13 +6,14 @@
 //!   QEMU ──── vhost-net, a thread of the kernel ──────> tap
 //! ```
 //! All guests have the same kernel, and send as fast as they can. Frames go to an address that no
-//! device has, so the host drops them behind the tap. A TCP stream goes to the host, in packets
-//! that the tap does not segment. Which guest begins changes with each round. The ratio
-//! of a round compares two of its parts, and the median of all rounds counts. All guests may have
-//! transparent huge pages. For QEMU's private memory that is Debian's default. For Bellhop's shared
-//! memory it is a setting of the host.
+//! device has, so the host drops them behind the tap. A TCP stream goes to the host or comes from
+//! it, in packets that the tap does not segment. Which guest begins changes with each round. The
+//! ratio of a round compares two of its parts, and the median of all rounds counts. All guests may
+//! have transparent huge pages. For QEMU's private memory that is Debian's default. For Bellhop's
+//! shared memory it is a setting of the host.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::{self, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -30,35 +31,48 @@ use crate::process::output;
 use crate::swnic::Swnic;
 use crate::vmm_process::processor_time;
 
-/// What a guest sends.
+/// What a guest sends or receives.
 #[derive(Debug, Clone, Copy)]
 enum Load {
     /// Frames of so many bytes, with their Ethernet header.
     Frames(u32),
-    /// A TCP stream, with segmentation offload.
-    Tso,
+    /// A TCP stream to the host, with segmentation offload.
+    Sent,
+    /// A TCP stream from the host, with segmentation offload.
+    Received,
 }
 
-const LOADS: [Load; 3] = [Load::Frames(64), Load::Frames(1514), Load::Tso];
+const LOADS: [Load; 4] = [
+    Load::Frames(64),
+    Load::Frames(1514),
+    Load::Sent,
+    Load::Received,
+];
 
 impl Load {
     fn shown(self) -> String {
         match self {
             Self::Frames(bytes) => format!("frames of {bytes} bytes"),
-            Self::Tso => "TCP stream".to_owned(),
+            Self::Sent => "TCP stream to the host".to_owned(),
+            Self::Received => "TCP stream from the host".to_owned(),
         }
     }
 
     fn unit(self) -> &'static str {
         match self {
             Self::Frames(_) => "frames/s",
-            Self::Tso => "MiB/s",
+            Self::Sent | Self::Received => "MiB/s",
         }
     }
 }
 
-/// The port to which guests send streams (`tcp-flood` of the guest).
+/// The port to which guests send streams (`tcp-flood` of the guest), and that from which they
+/// receive one (`tcp-drain`).
 const PORT: u16 = 5000;
+const SOURCE_PORT: u16 = 5001;
+
+/// Bytes of one write to a stream.
+const PIECE: usize = 1 << 18;
 
 /// Seconds of a stream.
 const STREAM: u64 = 4;
@@ -138,9 +152,15 @@ pub(super) fn measure(arguments: &SwnicArguments) -> Result<()> {
         by_qemu(1, false)?,
         by_qemu(2, true)?,
     ];
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT));
-    let listener = listener.map_err(Error::system("listen for streams"))?;
-    std::thread::spawn(move || receive_all(&listener));
+    serve_streams(PORT, |stream| {
+        io::copy(&mut { stream }, &mut io::sink()).map(drop)
+    })?;
+    serve_streams(SOURCE_PORT, |mut stream| {
+        let piece = vec![0; PIECE];
+        loop {
+            stream.write_all(&piece)?;
+        }
+    })?;
     let mut loads = Vec::new();
     for load in LOADS {
         let mut parts: [Vec<Part>; 3] = Default::default();
@@ -200,16 +220,17 @@ impl Contender {
                 let sent = flood(&mut self.guest, bytes)?;
                 (f64::from(sent.frames), sent.frames_per_second)
             }
-            Load::Tso => self.stream()?,
+            Load::Sent => self.stream("tcp-flood")?,
+            Load::Received => self.stream("tcp-drain")?,
         };
         let spent = self.time()?.saturating_sub(before);
         let time = spent.as_secs_f64() * 1e6 / count;
         Ok(Part { rate, time })
     }
 
-    /// MiB that the guest has sent by TCP, and their rate per second.
-    fn stream(&mut self) -> Result<(f64, f64)> {
-        let line = format!("tcp-flood {} {STREAM}", self.host);
+    /// MiB that the guest has sent or received by TCP, and their rate per second.
+    fn stream(&mut self, verb: &str) -> Result<(f64, f64)> {
+        let line = format!("{verb} {} {STREAM}", self.host);
         let answer = self.guest.command_within(&line, LIMIT)?;
         let number = |key: &str| {
             let number = answer[key]
@@ -225,18 +246,23 @@ impl Contender {
             }
             _ => Err(Error::invalid(
                 "the guest",
-                format!("it sent no stream: {answer}"),
+                format!("there was no stream: {answer}"),
             )),
         }
     }
 }
 
-/// Receives streams, one after the other, and drops them.
-fn receive_all(listener: &TcpListener) {
-    for stream in listener.incoming().flatten() {
-        // A stream that ends early has no rate, which the guest's answer shows.
-        let _ = std::io::copy(&mut { stream }, &mut std::io::sink());
-    }
+/// Serves streams in the background, one after the other, until the guest ends them.
+fn serve_streams(port: u16, serve: fn(TcpStream) -> io::Result<()>) -> Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
+    let listener = listener.map_err(Error::system("listen for streams"))?;
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            // A stream that ends early has no rate, which the guest's answer shows.
+            let _ = serve(stream);
+        }
+    });
+    Ok(())
 }
 
 fn compared(load: Load, parts: &[Vec<Part>; 3]) -> Compared {
@@ -263,7 +289,7 @@ fn compared(load: Load, parts: &[Vec<Part>; 3]) -> Compared {
 
 fn show(loads: &[Compared], rounds: u32) {
     eprintln!();
-    eprintln!("  Medians of {rounds} interleaved rounds; a guest sends to a tap");
+    eprintln!("  Medians of {rounds} interleaved rounds; a guest behind a tap");
     for load in loads {
         eprintln!("  {}, {}", load.load, load.unit);
         for (what, value) in [

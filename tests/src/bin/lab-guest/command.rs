@@ -64,6 +64,7 @@
 //! * `tcp-receive`: prints `{"listening": PORT}`, then the length and the SHA-256 of one stream.
 //! * `tcp-send ADDRESS BYTES`: sends such a stream by TCP, and prints the same of it.
 //! * `tcp-flood ADDRESS SECONDS`: sends a stream by TCP as fast as possible, and prints its length.
+//! * `tcp-drain ADDRESS SECONDS`: receives such a stream, and prints the same of it.
 //! * `up [NIC]`: brings up a NIC that was plugged in later, and waits for its link.
 //! * `mac ADDRESS [NIC]`: sets the address through the control queue.
 //! * `control-on [NIC]`: changes the address of the NIC there and back in a loop, and its filter in
@@ -153,9 +154,13 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
         "ipv6" => tcp::ipv6_on(nic(words)),
         "tcp-receive" => tcp::receive(),
         "tcp-send" => tcp::send(number(words, "ADDRESS")?, number(words, "BYTES")?),
-        "tcp-flood" => {
+        "tcp-flood" | "tcp-drain" => {
             let (peer, seconds) = (number(words, "ADDRESS")?, number(words, "SECONDS")?);
-            tcp::flood(peer, Duration::from_secs(seconds))
+            let run = match verb {
+                "tcp-flood" => tcp::flood,
+                _ => tcp::drain,
+            };
+            run(peer, Duration::from_secs(seconds))
         }
         "frames" => {
             let (count, size) = (number(words, "N")?, number(words, "SIZE")?);

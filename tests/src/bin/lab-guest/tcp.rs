@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 /// Bytes of one read or write.
 const PIECE: usize = 1 << 18;
 
-/// The only port.
+/// The port of a receiver, and that of a sender without end.
 const PORT: u16 = 5000;
+const SOURCE_PORT: u16 = 5001;
 
 /// Runs `ip` with these words.
 pub(crate) fn ip<'a>(words: impl Iterator<Item = &'a str>) -> Result<Value> {
@@ -94,8 +95,25 @@ pub(crate) fn flood(peer: IpAddr, duration: Duration) -> Result<Value> {
     while begin.elapsed() < duration {
         sent += stream.write(&piece).map_err(failed())?;
     }
+    Ok(timed(sent, begin))
+}
+
+/// Receives a stream without end for so long, and reports its bytes and the time.
+pub(crate) fn drain(peer: IpAddr, duration: Duration) -> Result<Value> {
+    let failed = || Error::system("receive by TCP");
+    let mut stream = TcpStream::connect((peer, SOURCE_PORT)).map_err(failed())?;
+    let mut piece = vec![0; PIECE];
+    let (begin, mut received) = (Instant::now(), 0);
+    while begin.elapsed() < duration {
+        received += stream.read(&mut piece).map_err(failed())?;
+    }
+    Ok(timed(received, begin))
+}
+
+/// The answer about a stream's bytes since `begin`.
+fn timed(bytes: usize, begin: Instant) -> Value {
     let elapsed = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
-    Ok(json!({ "bytes": sent, "elapsed_us": elapsed }))
+    json!({ "bytes": bytes, "elapsed_us": elapsed })
 }
 
 /// Of the bytes of a stream.

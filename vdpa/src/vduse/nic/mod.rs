@@ -54,6 +54,9 @@ const HEADER: usize = 12;
 const FRAME_MAX: usize = HEADER + 18 + 65535;
 /// Most frames per turn of a queue: the pair's other queue and messages wait no longer.
 const BUDGET: usize = 64;
+/// A turn also ends with the frame that reaches so many bytes. So the driver handles long frames
+/// while this process moves others, and acknowledgments pass in between.
+const BUDGET_BYTES: usize = 65536;
 
 /// The result of a queue's turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::port::Port;
-use super::{BUDGET, FRAME_MAX, HEADER, Turn};
+use super::{BUDGET, BUDGET_BYTES, FRAME_MAX, HEADER, Turn};
 use crate::Error;
 use crate::memory::DeviceMemory;
 use crate::ring::{DeviceQueue, Direction, Piece};
@@ -133,6 +133,7 @@ impl Receive {
             again: true,
             ..Turn::default()
         };
+        let mut bytes = 0;
         for _ in 0..BUDGET {
             if self.waiting == 0 {
                 let Some(read) = port.read(&mut self.frame).map_err(Fault::Tap)? else {
@@ -155,7 +156,10 @@ impl Receive {
                     break;
                 }
             }
-            self.waiting = 0;
+            bytes += std::mem::take(&mut self.waiting);
+            if bytes >= BUDGET_BYTES {
+                break;
+            }
         }
         turn.interrupt = turn.found && ring.publish()?;
         Ok(turn)

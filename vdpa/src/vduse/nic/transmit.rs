@@ -5,14 +5,10 @@ use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 
 use super::port::Port;
 use super::tap::Vectors;
-use super::{BUDGET, FRAME_MAX, HEADER, Turn};
+use super::{BUDGET, BUDGET_BYTES, FRAME_MAX, HEADER, Turn};
 use crate::Error;
 use crate::memory::DeviceMemory;
 use crate::ring::{DeviceQueue, Direction, Piece};
-
-/// A turn ends with the frame that reaches so many bytes. Between long frames, the driver gets
-/// acknowledgments of those before.
-const BUDGET_BYTES: usize = 65536;
 
 /// The memory of a transmit queue's turns.
 #[derive(Debug, Default)]
