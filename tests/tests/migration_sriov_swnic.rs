@@ -135,7 +135,11 @@ fn migrate(nics: Nics<'_>, packed: bool) {
         Host::new("software", nics.software()),
         Host::new("hardware", nics.hardware.path()),
     ];
-    let Software { nic, peer, of_peer } = nics.software;
+    let Software {
+        nic: _nic,
+        peer,
+        of_peer: _of_peer,
+    } = nics.software;
     let scene = Scene {
         hosts,
         traffic_peer: peer,
@@ -148,7 +152,6 @@ fn migrate(nics: Nics<'_>, packed: bool) {
         packed,
     };
     run_soak(scene, small(), Run { first: 0, moves: 4 });
-    drop((nic, of_peer));
 }
 
 #[test]

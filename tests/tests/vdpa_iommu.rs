@@ -107,7 +107,8 @@ fn a_guest_without_a_driver_bypasses_the_iommu() {
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
-/// Each buffer that the guest unmaps leaves the mappings of the process that serves the NIC.
+/// The mappings of the process that serves the NIC change with those of the guest. Another process
+/// continues with all of them.
 fn software_in_mode(words: &str, kind: &str, rings: &[&str]) {
     let bridge = Bridge::add("lab-swbr");
     let start = |name, mac| {
@@ -119,15 +120,16 @@ fn software_in_mode(words: &str, kind: &str, rings: &[&str]) {
     let mut peer = Guest::start(&small.vdpa(nics[1].path())).unwrap();
     let arguments = BellhopArguments::stock().unwrap().cmdline(words);
     let mut guest = guest_behind(arguments, nics[0].path(), Some(kind));
-    for frames in frames() {
-        exchange_between(&mut guest, &mut peer, PEER, frames).unwrap();
-    }
+    let mut exchange = || {
+        for frames in frames() {
+            exchange_between(&mut guest, &mut peer, PEER, frames).unwrap();
+        }
+    };
+    exchange();
     let [_, worker] = nics[0].processes().unwrap();
     kill_process(worker, Signal::KILL).unwrap();
     nics[0].await_other_worker(worker).unwrap();
-    for frames in frames() {
-        exchange_between(&mut guest, &mut peer, PEER, frames).unwrap();
-    }
+    exchange();
     for guest in [guest, peer] {
         assert_eq!(guest.power_off().unwrap().code(), Some(0));
     }

@@ -294,8 +294,7 @@ impl CommonConfig {
         self.queues.iter().map(|queue| queue.max_size)
     }
 
-    /// Changes the largest sizes to those of another device, as [`CommonConfig::new`] has them. No
-    /// queue is in use.
+    /// Changes the largest sizes, as [`CommonConfig::new`] takes them. No queue is in use.
     pub(super) fn set_max_sizes(&mut self, max_sizes: &[u16]) {
         self.queues = max_sizes.iter().copied().map(QueueRegisters::new).collect();
     }

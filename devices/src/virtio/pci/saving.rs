@@ -124,6 +124,7 @@ impl Transport {
             .map_err(Error::context("cannot restore PCI configuration space"))?;
         let msix = self.msix.check(&state.msix);
         msix.map_err(Error::context("cannot restore MSI-X"))?;
+        // The size of a queue can depend on the features.
         let registers = &state.registers;
         let has_smaller = |(queue, max): (&QueueState, u16)| queue.addresses.size > max;
         if untouched
