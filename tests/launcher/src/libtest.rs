@@ -90,8 +90,7 @@ pub struct Report {
     took: Vec<(String, Duration)>,
     /// When the previous test ended.
     last: Instant,
-    /// The failed test whose output is being read.
-    section: Option<String>,
+    panics: Panics,
     faults: BTreeMap<String, String>,
     notices: Vec<(Kind, String)>,
 }
@@ -104,7 +103,7 @@ impl Report {
             results: BTreeMap::new(),
             took: Vec::new(),
             last: Instant::now(),
-            section: None,
+            panics: Panics::default(),
             faults: BTreeMap::new(),
             notices: Vec::new(),
         }
@@ -112,8 +111,9 @@ impl Report {
 
     /// Reads a line of output.
     pub fn read(&mut self, line: &str) {
+        self.panics.read(line);
         if let Some((kind, text)) = notice::read(line) {
-            match (&self.section, kind) {
+            match (&self.panics.section, kind) {
                 // The error of a failed test, which the harness repeats at its end.
                 (Some(test), Kind::EmulatorFault) => {
                     self.faults
@@ -123,14 +123,6 @@ impl Report {
                 (Some(_), _) => {}
                 (None, kind) => self.notices.push((kind, text.to_owned())),
             }
-        }
-        if let Some(title) = line
-            .strip_prefix("---- ")
-            .and_then(|rest| rest.strip_suffix(" stdout ----"))
-        {
-            self.section = Some(title.to_owned());
-        } else if line == "failures:" {
-            self.section = None;
         }
         let Some((name, result)) = result(line) else {
             return;
@@ -153,6 +145,11 @@ impl Report {
             .filter(|test| self.results.get(*test) != Some(&true))
             .map(|test| (test.clone(), self.faults.get(test).cloned()))
             .collect()
+    }
+
+    /// As [`Panics::with_panic`].
+    pub fn with_panic(&self, test: &str) -> String {
+        self.panics.with_panic(test)
     }
 
     /// The first test without a result: the one that ran when the harness ended.
@@ -185,6 +182,61 @@ impl Report {
     /// Notices that tests printed while they ran.
     pub fn notices(&self) -> &[(Kind, String)] {
         &self.notices
+    }
+}
+
+/// The panics of failed tests, from the output that a harness repeats at its end.
+///
+/// A log of CI is cut at its beginning, so the end of a run must show them once more.
+#[derive(Debug, Default)]
+pub struct Panics {
+    /// The failed test whose output is being read.
+    section: Option<String>,
+    /// The first panic of each: its place, then its message.
+    all: BTreeMap<String, Vec<String>>,
+    reading: bool,
+}
+
+impl Panics {
+    /// More lines of a message are left out.
+    const LINES: usize = 4;
+    /// More characters of a line are left out.
+    const WIDTH: usize = 400;
+
+    /// Reads a line of output.
+    pub fn read(&mut self, line: &str) {
+        let title = line.strip_prefix("---- ");
+        if let Some(title) = title.and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            self.section = Some(title.to_owned());
+            self.reading = false;
+        } else if line == "failures:" {
+            self.section = None;
+        }
+        let Some(test) = &self.section else {
+            return;
+        };
+        let place = line
+            .strip_prefix("thread '")
+            .and(line.split_once(" panicked at "));
+        if let Some((_, place)) = place {
+            self.reading = !self.all.contains_key(test);
+            if self.reading {
+                self.all.insert(test.clone(), vec![place.to_owned()]);
+            }
+        } else if line == "stack backtrace:" || line.starts_with("note: run with ") {
+            self.reading = false;
+        } else if let Some(lines) = self.all.get_mut(test)
+            && self.reading
+            && lines.len() <= Self::LINES
+        {
+            lines.push(line.chars().take(Self::WIDTH).collect());
+        }
+    }
+
+    /// A failed test, followed by the place and message of its panic if it printed one.
+    pub fn with_panic(&self, test: &str) -> String {
+        let panic = self.all.get(test).map(|lines| lines.join("\n  "));
+        panic.map_or_else(|| test.to_owned(), |panic| format!("{test}: {panic}"))
     }
 }
 
@@ -266,6 +318,37 @@ mod tests {
         assert_eq!(report.interrupted(), Some(3));
         assert_eq!(report.notices(), [(Kind::Thinned, "1 of 2".to_owned())]);
         assert_eq!(report.took().len(), 3);
+    }
+
+    #[test]
+    fn the_first_panic_of_a_test_is_kept_without_its_stack() {
+        let long = "x".repeat(500);
+        let report = report(
+            &["one", "two"],
+            &[
+                "thread 'one' (7) panicked at elsewhere.rs:1:1:",
+                "---- one stdout ----",
+                "lab: thinned: 1 of 2",
+                "thread 'one' (7) panicked at tests/a.rs:9:5:",
+                "assertion failed: lost",
+                &long,
+                "3",
+                "4",
+                "5",
+                "stack backtrace:",
+                "   0: main",
+                "thread 'one' (7) panicked at drop.rs:2:1:",
+                "another",
+                "---- two stdout ----",
+                "Error: no panic",
+                "failures:",
+                "    one",
+            ],
+        );
+        let cut = &long[..400];
+        let one = format!("one: tests/a.rs:9:5:\n  assertion failed: lost\n  {cut}\n  3\n  4");
+        assert_eq!(report.with_panic("one"), one);
+        assert_eq!(report.with_panic("two"), "two");
     }
 
     #[test]

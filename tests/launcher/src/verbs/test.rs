@@ -12,7 +12,7 @@ use crate::endurance::DEFAULT_CYCLES;
 use crate::error::{Error, Result};
 use crate::here::{self, HereArguments};
 use crate::host;
-use crate::libtest::{self, Tally};
+use crate::libtest::{self, Panics, Tally};
 use crate::process::{self, die_with_parent};
 use crate::progress::{self, Progress};
 use crate::rig::Rig;
@@ -304,8 +304,8 @@ fn listed<'a>(built: &'a [Built], filter: &Filter) -> Result<Listed<'a>> {
     Ok(all)
 }
 
-/// Runs a program, shows its output as it arrives, and counts the results. Adds the names of failed
-/// tests to `failures`.
+/// Runs a program, shows its output as it arrives, and counts the results. Adds the failed tests
+/// with their panics to `failures`.
 fn stream(command: &mut Command, failures: &mut Vec<String>) -> Result<Tally> {
     let program = command.get_program().to_string_lossy().into_owned();
     let started = |source| Error::Start {
@@ -318,6 +318,8 @@ fn stream(command: &mut Command, failures: &mut Vec<String>) -> Result<Tally> {
         .spawn()
         .map_err(started)?;
     let mut tally = Tally::default();
+    let mut panics = Panics::default();
+    let mut failed = Vec::new();
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output)
             .split(b'\n')
@@ -326,9 +328,11 @@ fn stream(command: &mut Command, failures: &mut Vec<String>) -> Result<Tally> {
             let line = String::from_utf8_lossy(&line);
             println!("{line}");
             tally.read(&line);
-            failures.extend(libtest::failed(&line).map(str::to_owned));
+            panics.read(&line);
+            failed.extend(libtest::failed(&line).map(str::to_owned));
         }
     }
+    failures.extend(failed.iter().map(|test: &String| panics.with_panic(test)));
     let status = child.wait().map_err(started)?;
     tally.end(status.success());
     Ok(tally)

@@ -210,6 +210,9 @@ impl Drop for NewSnapshot {
         if !self.committed {
             remove(&self.parent, &self.temporary, &self.directory);
         }
+        // A child that is between its fork and its exec has the descriptor, too, and would keep
+        // the lock.
+        let _ = rustix::fs::flock(&self.directory, FlockOperation::Unlock);
     }
 }
 

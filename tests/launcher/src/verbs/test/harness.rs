@@ -101,7 +101,7 @@ pub(super) struct Ended {
     pub(super) tally: Tally,
     /// Each retry with its evidence, including those of boots.
     pub(super) retries: Vec<String>,
-    /// Each failed test as `file::test`, with the reason if its file was cut short.
+    /// Each failed test as `file::test`, with its panic or the reason why its file was cut short.
     pub(super) failures: Vec<String>,
     /// How long each test took, as `file::test`.
     pub(super) took: Vec<(String, Duration)>,
@@ -161,14 +161,14 @@ impl Attempt {
         Some((count, evidence?))
     }
 
-    /// Each failed test of this file, and how many did not run.
+    /// Each failed test of this file with its panic, and how many did not run.
     fn failures(&self, file: &str) -> Vec<String> {
         let interrupted = self.report.interrupted().unwrap_or(usize::MAX);
         let mut all = Vec::new();
         let mut not_run = 0_usize;
         for (test, _) in self.report.failed() {
             match self.report.position(&test).cmp(&Some(interrupted)) {
-                Ordering::Less => all.push(format!("{file}::{test}")),
+                Ordering::Less => all.push(format!("{file}::{}", self.report.with_panic(&test))),
                 Ordering::Equal => {
                     let cut = self.cut_short.as_ref();
                     let why = cut.map_or("the program of the tests ended", |cut| &cut.why);
@@ -397,6 +397,10 @@ mod tests {
     #[test]
     fn each_failure_is_named_with_the_reason_of_an_early_end() {
         assert_eq!(attempt(&FAILED, None).failures("f"), ["f::b"]);
+        let panic = ["thread 'b' (7) panicked at a.rs:1:1:", "lost"];
+        let failed = [&FAILED[..5], &panic].concat();
+        let failed = attempt(&failed, None).failures("f");
+        assert_eq!(failed, ["f::b: a.rs:1:1:\n  lost"]);
         let cut = attempt(&FAILED[..1], Some(None)).failures("f");
         assert_eq!(cut, ["f::b: silent", "f: 1 tests did not run"]);
         let ended = attempt(&FAILED[..2], None).failures("f");
