@@ -45,17 +45,14 @@ fn signature(text: &str) -> Option<String> {
     endless_exits(text).or_else(|| text.lines().find_map(lost_registers))
 }
 
-/// Looks for endless exits in the two lines of counters of [`crate::kvm_trace::sample`].
+/// True if a vCPU may be in an endless loop, by the two lines of [`crate::kvm_trace::counters`].
+/// Only a trace shows each kind of loop.
+pub fn may_loop(text: &str) -> bool {
+    machines_without_interrupts(text).next().is_some()
+}
+
+/// Looks for endless exits in a [`crate::kvm_trace::sample`].
 fn endless_exits(text: &str) -> Option<String> {
-    let counters = |prefix: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(prefix));
-        line.unwrap_or_default()
-            .split(';')
-            .filter_map(|machine| machine.split_once(':'))
-            .map(|(name, counters)| (name.trim(), counters))
-            .collect::<Vec<_>>()
-    };
-    let after = counters("and then ");
     // Events of the glimpse: `{"kvm_exit": 12, "kvm_inj_exception": 12}`.
     let event = |name: &str| {
         let (_, rest) = text.split_once(&format!("\"{name}\": "))?;
@@ -64,25 +61,35 @@ fn endless_exits(text: &str) -> Option<String> {
     };
     let injected = event("kvm_inj_exception").unwrap_or(0);
     let is_held = is_held(text);
-    counters("KVM counted ")
-        .into_iter()
-        .find_map(|(name, before)| {
-            let (_, after) = after.iter().find(|(other, _)| *other == name)?;
-            let grown =
-                |counter| Some(value(after, counter)?.saturating_sub(value(before, counter)?));
-            let exits = grown("exits")?;
-            let emulated = grown("insn_emulation")?;
-            let interrupts = grown("irq_injections")?;
-            let stuck = exits >= MANY
-                && interrupts == 0
-                && (emulated >= exits / 2 || injected >= exits / 2 || is_held);
-            stuck.then(|| {
-                format!(
-                    "vCPU in an endless loop: {exits} exits, {emulated} emulated instructions, \
+    machines_without_interrupts(text).find_map(|(name, exits, emulated)| {
+        let stuck = emulated >= exits / 2 || injected >= exits / 2 || is_held;
+        stuck.then(|| {
+            format!(
+                "vCPU in an endless loop: {exits} exits, {emulated} emulated instructions, \
                  {injected} injected exceptions, no interrupt ({name})"
-                )
-            })
+            )
         })
+    })
+}
+
+/// The machines with many exits and no interrupt between the two lines of counters: name, exits,
+/// emulated instructions.
+fn machines_without_interrupts(text: &str) -> impl Iterator<Item = (&str, u64, u64)> {
+    let counters = |prefix: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(prefix));
+        line.unwrap_or_default()
+            .split(';')
+            .filter_map(|machine| machine.split_once(':'))
+            .map(|(name, counters)| (name.trim(), counters))
+    };
+    let after: BTreeMap<_, _> = counters("and then ").collect();
+    counters("KVM counted ").filter_map(move |(name, before)| {
+        let after = after.get(name)?;
+        let grown = |counter| Some(value(after, counter)?.saturating_sub(value(before, counter)?));
+        let exits = grown("exits")?;
+        let looping = exits >= MANY && grown("irq_injections")? == 0;
+        looping.then_some((name, exits, grown("insn_emulation")?))
+    })
 }
 
 /// True if the host's interrupts end each entry of a vCPU at the same address. The lines of the
@@ -147,6 +154,7 @@ mod tests {
         // Another vCPU waits meanwhile.
         assert!(signature(&sample(1460, 0, 0)).is_some());
         // A guest that works, and one that waits.
+        assert!(may_loop(&sample(0, 0, 0)) && !may_loop(&sample(1990, 1, 0)));
         assert_eq!(signature(&sample(1990, 1, 0)), None);
         assert_eq!(signature(&sample(100, 0, 100)), None);
         assert_eq!(signature("KVM counted \nand then \n{}"), None);

@@ -18,6 +18,16 @@ pub fn of(pid: u32) -> String {
     format!("the threads of the VMM:\n{}\n{kvm}{fault}", threads(pid))
 }
 
+/// Evidence for a test that panics, whose guest may still run. It leaves out KVM's events unless a
+/// vCPU seems to loop.
+pub fn of_running(pid: u32) -> String {
+    match kvm_trace::counters() {
+        Ok(counters) if emulator::may_loop(&counters) => of(pid),
+        Ok(counters) => format!("the threads of the VMM:\n{}\n{counters}", threads(pid)),
+        Err(error) => report(&error),
+    }
+}
+
 /// One line for each thread: ID, name, state, kernel wait channel, system call, kernel stack.
 fn threads(pid: u32) -> String {
     let tasks = match files::list(&PathBuf::from(format!("/proc/{pid}/task"))) {

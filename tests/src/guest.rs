@@ -529,6 +529,12 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
+        // The harness shows this with the test's panic. A known fault of the emulation explains any
+        // assertion about a guest, not only a missing answer.
+        if std::thread::panicking() {
+            eprintln!("{}", self.failed("is killed by a panic of its test".into()));
+            eprintln!("{}", evidence::of_running(self.pid));
+        }
         match (&mut self.child, &self.input) {
             // A process that has already ended is no error.
             (Some(child), _) => {
