@@ -159,8 +159,11 @@ fn a_vm_gets_a_nic_of_its_own_on_a_bridge() {
     let other = Swnic::start("lab-sw0", &["--bridge", bridge.0, "--mac", mac]).unwrap();
     let mut peer = start(&other, 1);
     let arguments = BellhopArguments::small().unwrap().memory("128M");
-    let nic = format!("bridge={},id=net0", bridge.0);
-    let mut guest = Guest::start(&arguments.argument("--nic", &nic)).unwrap();
+    let nic = format!("bridge={},id=net0,queue_pairs=2", bridge.0);
+    let arguments = arguments.processors(2).argument("--nic", &nic);
+    let mut guest = Guest::start(&arguments).unwrap();
+    let ready = guest.ready();
+    assert_eq!(ready["nics"][0]["tx_queues"], 2, "{ready}");
     let own = format!("run{}n0", guest.pid());
     assert_eq!(remains(&own).len(), 3);
     let said = guest.console();

@@ -142,9 +142,14 @@ fn a_guest_at_a_port_reaches_one_on_a_bridge() {
     let _cable = Cable::add();
     let bridge = Bridge::add("lab-swbr");
     ip(&format!("link set {} master {}", ENDS[1], bridge.0));
-    let nic = Swnic::start("lab-sw0", &words(0)).unwrap();
-    let on_bridge = ["--bridge", bridge.0, "--mac", MACS[1], "--mtu", "1500"];
-    let other = Swnic::start("lab-sw1", &on_bridge).unwrap();
+    let [mac, other] = MACS;
+    let at_port = format!("port={},queue=0,mac={mac}", ENDS[0]);
+    let on_bridge = format!("bridge={},mac={other},mtu=1500", bridge.0);
+    let [mut guest, mut peer] = [at_port, on_bridge].map(|nic| {
+        let arguments = BellhopArguments::small().unwrap().memory("128M");
+        Guest::start(&arguments.argument("--nic", &nic)).unwrap()
+    });
+    assert!(has_program(ENDS[0]));
     let begin = Instant::now();
     // BR_STATE_FORWARDING
     let state = format!("/sys/class/net/{}/brport/state", ENDS[1]);
@@ -152,11 +157,12 @@ fn a_guest_at_a_port_reaches_one_on_a_bridge() {
         assert!(begin.elapsed() < LIMIT);
         std::thread::sleep(Duration::from_millis(20));
     }
-    let [mut guest, mut peer] = [&nic, &other].map(start);
     exchange_both_ways(&mut guest, &mut peer, MACS).unwrap();
     for guest in [guest, peer] {
         assert_eq!(guest.power_off().unwrap().code(), Some(0));
     }
+    await_no_program(ENDS[0]);
+    assert_eq!(bellhop(&["nic", "list"]).1, "");
 }
 
 #[test]

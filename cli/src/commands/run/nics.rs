@@ -20,7 +20,7 @@ use rustix::process::{
 use serde::Deserialize;
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::link::VlanId;
-use vdpa_mgmt::nic::{NicRequest, Nics, Store};
+use vdpa_mgmt::nic::{NicRequest, Nics, PortQueue, SOFTWARE, Store};
 use vmm::config::{MacAddress, from_key_value};
 
 use crate::commands::nic::watch::Watch;
@@ -36,33 +36,53 @@ const PERIOD: Timespec = Timespec {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewNic {
-    bridge: String,
+    bridge: Option<String>,
     vlan: Option<u16>,
+    port: Option<String>,
+    queue: Option<u16>,
     from: Option<String>,
     mac: Option<MacAddress>,
     mtu: Option<u16>,
+    queue_pairs: Option<u16>,
     poll: Option<u8>,
     id: Option<String>,
 }
 
 impl NewNic {
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        from_key_value(text).map_err(|error| error.to_string())
+        let nic: Self = from_key_value(text).map_err(|error| error.to_string())?;
+        nic.request("").map_err(|error| error.to_string())?;
+        Ok(nic)
     }
 
     fn request(&self, name: &str) -> Result<NicRequest, Error> {
+        let port = match (&self.bridge, self.vlan, &self.port, self.queue) {
+            (Some(_), _, None, None) => None,
+            (None, None, Some(port), Some(queue)) => Some(PortQueue::new(port, queue)?),
+            _ => {
+                return Err(Error::wrong(
+                    "name either `bridge`, which may have a `vlan`, or both `port` and `queue`",
+                ));
+            }
+        };
+        let from = match &self.from {
+            None if port.is_some() => SOFTWARE,
+            from => from.as_deref().unwrap_or_default(),
+        };
         let vlan = self.vlan.map(VlanId::try_from).transpose()?;
         Ok(NicRequest {
             owner: Some(owner()),
             mac: self.mac.map(MacAddress::bytes),
             mtu: self.mtu,
+            max_vqp: self.queue_pairs,
             poll_percent: self.poll,
-            connectivity: Some(Connectivity {
-                bridge: Some(self.bridge.clone()),
+            connectivity: self.bridge.clone().map(|bridge| Connectivity {
+                bridge: Some(bridge),
                 vlan,
                 mtu: None,
             }),
-            ..NicRequest::new(name, self.from.clone().unwrap_or_default())
+            port,
+            ..NicRequest::new(name, from)
         })
     }
 }
@@ -91,8 +111,8 @@ fn create(wanted: &[NewNic], watch: &mut Watch) -> Result<Vec<String>, Error> {
         let mut request = wanted.request(&name)?;
         let others = watch.store().nics()?;
         let id = wanted.id.as_ref().unwrap_or(&name);
-        if wanted.from.is_none() {
-            let choice = nics.best_source(&request, &wanted.bridge, &others)?;
+        if let (None, Some(bridge)) = (&wanted.from, &wanted.bridge) {
+            let choice = nics.best_source(&request, bridge, &others)?;
             // Standard error may be closed; the NIC is no worse for it.
             let _ = writeln!(
                 std::io::stderr(),
@@ -183,16 +203,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_name_the_bridge_and_more() {
-        let nic = NewNic::parse("bridge=br0,vlan=100,mac=52:54:00:12:34:56,id=net0,poll=30");
-        let nic = nic.unwrap();
-        let request = nic.request("run1n0").unwrap();
+    fn options_name_the_bridge_or_port_and_more() {
+        let text = "bridge=br0,vlan=100,mac=52:54:00:12:34:56,id=net0,queue_pairs=4,poll=30";
+        let request = NewNic::parse(text).unwrap().request("run1n0").unwrap();
         let connectivity = request.connectivity.unwrap();
         assert_eq!(connectivity.to_string(), "bridge=br0,vlan=100");
         assert_eq!(request.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
-        assert_eq!(request.poll_percent, Some(30));
+        assert_eq!((request.max_vqp, request.poll_percent), (Some(4), Some(30)));
+        let of_port = NewNic::parse("port=eth1,queue=3").unwrap();
+        let of_port = of_port.request("run1n0").unwrap();
+        assert_eq!(of_port.from, SOFTWARE);
+        assert_eq!(of_port.port.unwrap().to_string(), "port=eth1,queue=3");
+        assert_eq!(of_port.connectivity, None);
         for wrong in [
             "vlan=100",
+            "queue=0",
+            "port=eth1",
+            "bridge=br0,port=eth1,queue=0",
+            "bridge=br0,queue=0",
+            "port=eth1,queue=0,vlan=100",
+            "port=a/b,queue=0",
+            "bridge=br0,vlan=4095",
             "bridge=br0,vlan=x",
             "br0",
             "bridge=br0,speed=1",
