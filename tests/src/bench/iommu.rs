@@ -11,7 +11,7 @@
 
 mod sender;
 
-use super::{peer, print_json};
+use super::{peer, print_json, processors};
 use crate::error::Result;
 use crate::figures::{median, ratio, ratios, rounded};
 use crate::sriov::{SriovNic, VfDevice};
@@ -27,6 +27,7 @@ pub(super) fn measure(arguments: &IommuArguments) -> Result<()> {
     let plain = |setup| Sender::bellhop(&other, setup);
     let theirs = |setup| Sender::qemu(&qemu, &other, setup);
     let rounds = arguments.rounds;
+    let _interrupts = processors::separate()?;
     let passthrough = (ours(Setup::Passthrough)?, plain(Setup::Plain)?);
     let passthrough = compare("passthrough", rounds, passthrough)?;
     let userspace = (ours(Setup::Userspace)?, plain(Setup::PlainUserspace)?);

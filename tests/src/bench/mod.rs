@@ -8,6 +8,7 @@ mod iommu;
 mod mgmt;
 mod migration;
 mod peer;
+mod processors;
 mod rings;
 mod swnic;
 mod vfio;

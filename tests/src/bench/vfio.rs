@@ -7,35 +7,23 @@
 //! All guests have the same kernel, and send as fast as they can to an address that no device has.
 //! Which of them begins changes with each round. The ratio of a round compares two of its parts,
 //! and the median of all rounds counts.
-//!
-//! **The vCPUs have one processor, the interrupts of the functions another one.** An interrupt ends
-//! the entry of a vCPU on its processor. So the rate halves if both share one, and the scheduler
-//! would decide which contender that is.
 
 use std::process::Command;
 
 use launcher::verbs::bench::VfioArguments;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 
 use super::flood::{LIMIT, flood};
-use super::{peer, print_json};
-use crate::error::{Error, Result};
+use super::{peer, print_json, processors};
+use crate::error::Result;
 use crate::figures::{median, ratios, rounded};
 use crate::guest::{BellhopArguments, Guest};
 use crate::kvm_statistics;
 use crate::process::output;
-use crate::restored::Restored;
 use crate::sriov::{SriovNic, VfDevice};
 
 /// Bytes of a frame, with its Ethernet header.
 const SIZE: u32 = 64;
-
-/// The processor of all VMMs.
-const VCPU_PROCESSOR: usize = 0;
-
-/// The mask of the processor that gets the interrupts of the functions: number 1.
-const INTERRUPT_PROCESSORS: &str = "2";
 
 /// The names of the contenders.
 const NAMES: [&str; 3] = ["VFIO", "VFIO, QEMU", "vDPA"];
@@ -65,7 +53,8 @@ struct Part {
 /// Measures in the lab host.
 ///
 /// # Errors
-/// Those of the helpers; [`Error::Invalid`] when frames were not sent.
+/// Those of the helpers; [`Error::Invalid`](crate::error::Error::Invalid) when frames were not
+/// sent.
 pub(super) fn measure(arguments: &VfioArguments) -> Result<()> {
     let qemu = peer::qemu()?;
     let nic = SriovNic::enable(3)?;
@@ -75,13 +64,7 @@ pub(super) fn measure(arguments: &VfioArguments) -> Result<()> {
         function.bind("vfio-pci")?;
     }
     let device = VfDevice::add(nic.vf(2)?)?;
-    // Interrupts that a guest enables later.
-    let interrupts = Restored::keep("/proc/irq/default_smp_affinity")?;
-    interrupts.set(INTERRUPT_PROCESSORS)?;
-    // The VMMs inherit it.
-    let mut processors = CpuSet::new();
-    processors.set(VCPU_PROCESSOR);
-    sched_setaffinity(None, &processors).map_err(Error::system("choose a processor"))?;
+    let _interrupts = processors::separate()?;
     let small = BellhopArguments::small()?;
     let bellhop = |option: &str, value: &str| {
         let arguments = small.clone().argument(option, value);
