@@ -3,7 +3,7 @@
 //! It may have a backup: another vDPA device, to which the NIC moves when its own fails. A backup
 //! that is created (`from`) has the settings of the NIC's own device: address, MTU, queue pairs,
 //! connection, rates. So only a NIC whose own device is created, too, can have such a backup. Only
-//! software polls, so a backup of hardware does not.
+//! software polls and is at queues of ports, so a backup of hardware does neither.
 //!
 //! Owns the valid combinations of its settings.
 
@@ -145,7 +145,7 @@ impl NicSpec {
             // These concern the NIC of this host.
             raw.kind = NicKind::default();
             raw.virtual_functions = None;
-            raw.poll = raw.poll.filter(|_| from == SOFTWARE);
+            keep_for(&mut raw, from);
             raw.backup = raw.backup.map(|_| NicBackup::created_from(from));
         }
         if raw.from.is_some() {
@@ -334,6 +334,16 @@ fn source(
     Ok(NicSource::There(there))
 }
 
+/// Keeps only the settings that a device of `from` has: software polls, and can be at a queue of a
+/// port.
+fn keep_for(raw: &mut NicSettings, from: &str) {
+    if from != SOFTWARE {
+        raw.poll = None;
+        raw.port = None;
+        raw.queue = None;
+    }
+}
+
 /// The source of the backup device of the NIC `id`, which has the settings `raw` and the source
 /// `own`.
 fn backup_source(
@@ -345,11 +355,8 @@ fn backup_source(
     let given = (&backup.from, &backup.path, &backup.device);
     let what = format_args!("{id}: backup");
     let source = source(given, what, |from| {
-        let poll = raw.poll.filter(|_| from == SOFTWARE);
-        let raw = NicSettings {
-            poll,
-            ..raw.clone()
-        };
+        let mut raw = raw.clone();
+        keep_for(&mut raw, from);
         request(id, &raw, from)
     })?;
     match (&source, own) {

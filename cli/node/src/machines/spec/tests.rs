@@ -267,22 +267,24 @@ fn settings_of_a_device_here_are_requested_at_the_destination() {
 }
 
 #[test]
-fn software_polls_at_the_destination_too_but_hardware_does_not() {
-    let nic = json!({ "id": "a", "from": "software", "bridge": "br0", "poll": 30,
+fn hardware_has_no_settings_of_software() {
+    let nic = json!({ "id": "a", "from": "software", "port": "eth1", "queue": 3, "poll": 30,
                       "backup": { "from": "enp1s0" } });
     let spec = spec(json!({ "kernel": "/k", "nics": [nic] })).unwrap();
     let vm = vm("web");
-    assert_eq!(spec.nics()[0].request(&vm).unwrap().poll_percent, Some(30));
+    let of = |request: NicRequest| (request.poll_percent, request.port.map(|port| port.queue));
+    let own = (Some(30), Some(3));
+    assert_eq!(of(spec.nics()[0].request(&vm).unwrap()), own);
     let backup = spec.nics()[0].backup_request(&vm, None).unwrap();
-    assert_eq!(backup.poll_percent, None);
-    for (from, poll) in [
-        (None, Some(30)),
-        (Some("software"), Some(30)),
-        (Some("enp1s0"), None),
+    assert_eq!(of(backup), (None, None));
+    for (from, wanted) in [
+        (None, own),
+        (Some("software"), own),
+        (Some("enp1s0"), (None, None)),
     ] {
         let there = spec.elsewhere(from, &BTreeMap::new(), |_| None).unwrap();
         let request = there.nics()[0].request(&vm).unwrap();
-        assert_eq!(request.poll_percent, poll, "{from:?}");
+        assert_eq!(of(request), wanted, "{from:?}");
     }
 }
 
