@@ -127,16 +127,14 @@ impl Transport {
         // The size of a queue can depend on the features.
         let registers = &state.registers;
         let has_smaller = |(queue, max): (&QueueState, u16)| queue.addresses.size > max;
-        if untouched
-            && registers.status & FEATURES_OK != 0
-            && registers
-                .queues
-                .iter()
-                .zip(self.common.max_sizes())
-                .any(has_smaller)
-        {
-            self.take_sizes(registers.driver_features)
-                .map_err(Error::context(BEHIND))?;
+        let mut sizes = registers.queues.iter().zip(self.common.max_sizes());
+        if untouched && sizes.any(has_smaller) {
+            // Those of the driver, or of the next one, which accepts all.
+            let features = match registers.status & FEATURES_OK {
+                0 => self.common.offer(),
+                _ => registers.driver_features,
+            };
+            self.take_sizes(features).map_err(Error::context(BEHIND))?;
         }
         let mut common = self.common.clone();
         let offer = self.backend.features_for(state.registers.driver_features);

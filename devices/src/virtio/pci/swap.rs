@@ -195,8 +195,17 @@ impl GuestView {
         Err(Error::new(ErrorKind::OtherQueueCount, message))
     }
 
-    /// Compares the sizes of the queues. A device for a running driver must have negotiated the
-    /// features: see [`Transport::take_sizes`].
+    /// The features that decide which queue of `replacement` is the control queue, and so their
+    /// sizes: those of the driver, or of the next one, which accepts all.
+    fn features_for_sizes(&self, replacement: &dyn Backend) -> u64 {
+        match self.features {
+            0 => offered(replacement.features_for(0)),
+            features => features,
+        }
+    }
+
+    /// Compares the sizes of the queues. The device must have negotiated
+    /// [`GuestView::features_for_sizes`].
     fn check_queue_sizes(&self, replacement: &dyn Backend) -> Result<(), Error> {
         let sizes = replacement.queue_max_sizes();
         // A queue with 0 entries does not exist.
@@ -283,8 +292,9 @@ impl Transport {
         }
         guest_view.fits(&mut *self.backend)?;
         // A device of the VMM's own has the same sizes with any features.
-        if guest_view.running && guest_view.identity.is_some() {
-            self.take_sizes(guest_view.features).map_err(refused)?;
+        if guest_view.identity.is_some() {
+            let features = guest_view.features_for_sizes(&*self.backend);
+            self.take_sizes(features).map_err(refused)?;
         }
         guest_view.check_queue_sizes(&*self.backend)?;
         let offer = offered(self.backend.features_for(guest_view.features));
@@ -293,7 +303,6 @@ impl Transport {
     }
 
     /// Takes the queue sizes that the backend, which no driver uses yet, has with these features.
-    /// They decide which queue is a control queue.
     pub(super) fn take_sizes(&mut self, features: u64) -> Result<(), Error> {
         self.backend.negotiate(features)?;
         self.backend.reset();
@@ -316,11 +325,14 @@ impl Transport {
         let guest_view = self.view_with(Some(identity));
         guest_view.fits(replacement)?;
         self.enter_space(replacement).map_err(refused)?;
+        let features = guest_view.features_for_sizes(replacement);
+        replacement.negotiate(features).map_err(refused)?;
         match self.phase {
-            Phase::Agreed | Phase::Active | Phase::Failing => replacement
-                .negotiate(self.common.driver_features())
-                .map_err(refused)?,
-            Phase::Inactive | Phase::Resetting | Phase::Broken | Phase::Saved => {}
+            // The driver continues with these features.
+            Phase::Agreed | Phase::Active | Phase::Failing => {}
+            Phase::Inactive | Phase::Resetting | Phase::Broken | Phase::Saved => {
+                replacement.reset();
+            }
         }
         guest_view.check_queue_sizes(replacement)
     }

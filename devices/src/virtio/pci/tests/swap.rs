@@ -573,23 +573,32 @@ fn a_device_on_another_host_continues_from_the_state() {
 
 #[test]
 fn queues_have_the_sizes_that_belong_to_the_drivers_features() {
-    let rig = Rig::new();
-    rig.start(VERSION_1);
-    let guest_view = rig.device.guest_view();
-    let state = rig.device.save().unwrap();
-    for adopts in [true, false] {
-        let other = Rig::cold_with(Shape {
-            max_sizes: vec![1; MAX_SIZES.len()],
-            negotiated_sizes: Some(MAX_SIZES.to_vec()),
-            ..Shape::default()
-        });
-        if adopts {
-            other.device.adopt(&guest_view).unwrap();
+    let smaller_at_first = || Shape {
+        max_sizes: vec![1; MAX_SIZES.len()],
+        negotiated_sizes: Some(MAX_SIZES.to_vec()),
+        ..Shape::default()
+    };
+    // Without a driver, those of the next one count.
+    for (has_driver, status, stage) in [(true, 15, Stage::Active), (false, 0, Stage::Inactive)] {
+        let rig = Rig::new();
+        if has_driver {
+            rig.start(VERSION_1);
         }
-        assert_eq!(other.stage(), Stage::Inactive);
-        other.device.restore(&state).unwrap();
-        other.pci.remap();
-        assert_eq!((other.status(), other.stage()), (15, Stage::Active));
+        let (next, _) = Model::new(smaller_at_first());
+        let next = rig.device.replacement(Box::new(next));
+        rig.device.swap(next, None).unwrap();
+        let guest_view = rig.device.guest_view();
+        let state = rig.device.save().unwrap();
+        for adopts in [true, false] {
+            let other = Rig::cold_with(smaller_at_first());
+            if adopts {
+                other.device.adopt(&guest_view).unwrap();
+            }
+            assert_eq!(other.stage(), Stage::Inactive);
+            other.device.restore(&state).unwrap();
+            other.pci.remap();
+            assert_eq!((other.status(), other.stage()), (status, stage));
+        }
     }
 }
 
