@@ -127,9 +127,9 @@ impl Transport {
         // The size of a queue can depend on the features.
         let registers = &state.registers;
         let has_smaller = |(queue, max): (&QueueState, u16)| queue.addresses.size > max;
-        let mut sizes = registers.queues.iter().zip(self.common.max_sizes());
-        if untouched && sizes.any(has_smaller) {
-            // Those of the driver, or of the next one, which accepts all.
+        let sizes = registers.queues.iter().zip(self.common.max_sizes());
+        if { sizes }.any(has_smaller) && untouched {
+            // The next driver accepts all.
             let features = match registers.status & FEATURES_OK {
                 0 => self.common.offer(),
                 _ => registers.driver_features,

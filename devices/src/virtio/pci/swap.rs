@@ -195,18 +195,24 @@ impl GuestView {
         Err(Error::new(ErrorKind::OtherQueueCount, message))
     }
 
-    /// The features that decide which queue of `replacement` is the control queue, and so their
-    /// sizes: those of the driver, or of the next one, which accepts all.
-    fn features_for_sizes(&self, replacement: &dyn Backend) -> u64 {
-        match self.features {
+    /// Compares the sizes of the queues. A device for a running driver has negotiated its features,
+    /// which decide which queue is the control queue. The next driver accepts all.
+    fn check_queue_sizes(&self, replacement: &mut dyn Backend) -> Result<(), Error> {
+        let compared = self.compare_queue_sizes(replacement);
+        if compared.is_ok() || self.running {
+            return compared;
+        }
+        let features = match self.features {
             0 => offered(replacement.features_for(0)),
             features => features,
-        }
+        };
+        replacement.reset();
+        replacement.negotiate(features).map_err(refused)?;
+        replacement.reset();
+        self.compare_queue_sizes(replacement)
     }
 
-    /// Compares the sizes of the queues. The device must have negotiated
-    /// [`GuestView::features_for_sizes`].
-    fn check_queue_sizes(&self, replacement: &dyn Backend) -> Result<(), Error> {
+    fn compare_queue_sizes(&self, replacement: &dyn Backend) -> Result<(), Error> {
         let sizes = replacement.queue_max_sizes();
         // A queue with 0 entries does not exist.
         for (index, (&needs, &has)) in self.queue_sizes.iter().zip(sizes).enumerate() {
@@ -292,11 +298,11 @@ impl Transport {
         }
         guest_view.fits(&mut *self.backend)?;
         // A device of the VMM's own has the same sizes with any features.
-        if guest_view.identity.is_some() {
-            let features = guest_view.features_for_sizes(&*self.backend);
-            self.take_sizes(features).map_err(refused)?;
+        if guest_view.running && guest_view.identity.is_some() {
+            self.take_sizes(guest_view.features).map_err(refused)?;
         }
-        guest_view.check_queue_sizes(&*self.backend)?;
+        guest_view.check_queue_sizes(&mut *self.backend)?;
+        self.common.set_max_sizes(self.backend.queue_max_sizes());
         let offer = offered(self.backend.features_for(guest_view.features));
         self.common.set_offer(offer);
         Ok(())
@@ -325,14 +331,11 @@ impl Transport {
         let guest_view = self.view_with(Some(identity));
         guest_view.fits(replacement)?;
         self.enter_space(replacement).map_err(refused)?;
-        let features = guest_view.features_for_sizes(replacement);
-        replacement.negotiate(features).map_err(refused)?;
         match self.phase {
-            // The driver continues with these features.
-            Phase::Agreed | Phase::Active | Phase::Failing => {}
-            Phase::Inactive | Phase::Resetting | Phase::Broken | Phase::Saved => {
-                replacement.reset();
-            }
+            Phase::Agreed | Phase::Active | Phase::Failing => replacement
+                .negotiate(self.common.driver_features())
+                .map_err(refused)?,
+            Phase::Inactive | Phase::Resetting | Phase::Broken | Phase::Saved => {}
         }
         guest_view.check_queue_sizes(replacement)
     }

@@ -576,13 +576,22 @@ fn queues_have_the_sizes_that_belong_to_the_drivers_features() {
     let smaller_at_first = || Shape {
         max_sizes: vec![1; MAX_SIZES.len()],
         negotiated_sizes: Some(MAX_SIZES.to_vec()),
+        offer: VERSION_1,
         ..Shape::default()
     };
-    // Without a driver, those of the next one count.
-    for (has_driver, status, stage) in [(true, 15, Stage::Active), (false, 0, Stage::Inactive)] {
-        let rig = Rig::new();
-        if has_driver {
-            rig.start(VERSION_1);
+    // Without a driver, or before it has negotiated, those of the next one count.
+    for (status, stage) in [
+        (15, Stage::Active),
+        (3, Stage::Inactive),
+        (0, Stage::Inactive),
+    ] {
+        let rig = Rig::with(Shape {
+            offer: VERSION_1,
+            ..Shape::default()
+        });
+        match status {
+            15 => rig.start(VERSION_1),
+            status => rig.set_status(status),
         }
         let (next, _) = Model::new(smaller_at_first());
         let next = rig.device.replacement(Box::new(next));
