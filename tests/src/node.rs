@@ -14,6 +14,7 @@
 
 use crate::api::Client;
 use crate::error::{Error, Result};
+use crate::evidence;
 use crate::files;
 use crate::process::die_with_parent;
 use crate::tiny;
@@ -437,6 +438,7 @@ impl Drop for Node {
         self.resume();
         if std::thread::panicking() {
             eprintln!("the daemon's log ends with:\n{}", self.said());
+            eprintln!("{}", evidence::of_running(self.pid()));
             for directory in files::list(&self.state().join("vms")).unwrap_or_default() {
                 let log = directory.join("vmm.log");
                 let text = files::read_text(&log).unwrap_or_default();

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use lab::evidence;
 use lab::process::die_with_parent;
 
 /// How long a script may take.
@@ -250,6 +251,8 @@ impl Desk {
             match child.try_wait().unwrap() {
                 Some(status) => break Some(status),
                 None if begin.elapsed() > LIMIT => {
+                    // While the guests of the script still run.
+                    println!("{}", evidence::of_running(child.id()));
                     let _ = (child.kill(), child.wait());
                     break None;
                 }
