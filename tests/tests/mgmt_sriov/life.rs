@@ -78,9 +78,11 @@ struct Open(Child);
 
 impl Open {
     fn start(file: &Path) -> Self {
-        let script = format!("exec 3<>{} && echo open && exec sleep 600", file.display());
+        // It waits for a line that never comes.
+        let script = format!("exec 3<>{} && echo open && read line", file.display());
         let mut child = Command::new("sh")
             .args(["-c", &script])
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -166,7 +168,7 @@ fn from_a_nic_to_a_device_and_back() {
     let path = Bus::default().device(DEVICE).unwrap().path().unwrap();
     let holder = Open::start(&path);
     let pid = format!("PID {}", holder.0.id());
-    let words = [DEVICE, "is in use by sleep", &pid, &function[4..]];
+    let words = [DEVICE, "is in use by sh", &pid, &function[4..]];
     complaint(&bellhop(&["vf", "count", &nic.netdev, "0"]), &words);
     complaint(&bellhop(&["vf", "count", &nic.name, "2"]), &words);
     complaint(&bellhop(&["bind", &function, NET_DRIVER]), &words);
@@ -290,7 +292,7 @@ fn a_function_goes_to_vfio_and_back() {
     assert_eq!(shown[&function]["driver_override"], "vfio-pci");
     let group = shown[&function]["iommu_group"].as_u64().unwrap();
     let holder = Open::start(Path::new(&format!("/dev/vfio/{group}")));
-    let words = [&function[4..], "in use by sleep", "/dev/vfio/"];
+    let words = [&function[4..], "in use by sh", "/dev/vfio/"];
     complaint(&bellhop(&["vf", "count", &nic.netdev, "0"]), &words);
     complaint(&bellhop(&["bind", &function, NET_DRIVER]), &words);
     drop(holder);
