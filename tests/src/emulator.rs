@@ -153,8 +153,8 @@ mod tests {
         assert!(signature(&sample(0, 0, 1990)).is_some());
         // Another vCPU waits meanwhile.
         assert!(signature(&sample(1460, 0, 0)).is_some());
-        // A guest that works, and one that waits.
         assert!(may_loop(&sample(0, 0, 0)) && !may_loop(&sample(1990, 1, 0)));
+        // A guest that works, and one that waits.
         assert_eq!(signature(&sample(1990, 1, 0)), None);
         assert_eq!(signature(&sample(100, 0, 100)), None);
         assert_eq!(signature("KVM counted \nand then \n{}"), None);

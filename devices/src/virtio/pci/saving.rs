@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::common::{CommonConfig, QueueState, offered};
+use super::common::{CommonConfig, offered};
 use super::layout::MAX_DEVICE_CONFIG;
 use super::state::{VIRTIO_PCI_STATE_VERSION, VirtioPciState};
 use super::swap::identity;
@@ -126,9 +126,12 @@ impl Transport {
         msix.map_err(Error::context("cannot restore MSI-X"))?;
         // The size of a queue can depend on the features.
         let registers = &state.registers;
-        let has_smaller = |(queue, max): (&QueueState, u16)| queue.addresses.size > max;
-        let sizes = registers.queues.iter().zip(self.common.max_sizes());
-        if { sizes }.any(has_smaller) && untouched {
+        let has_smaller = registers
+            .queues
+            .iter()
+            .zip(self.common.max_sizes())
+            .any(|(queue, max)| queue.addresses.size > max);
+        if untouched && has_smaller {
             // The next driver accepts all.
             let features = match registers.status & FEATURES_OK {
                 0 => self.common.offer(),

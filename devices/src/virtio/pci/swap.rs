@@ -207,8 +207,7 @@ impl GuestView {
             features => features,
         };
         replacement.reset();
-        replacement.negotiate(features).map_err(refused)?;
-        replacement.reset();
+        learn_sizes(replacement, features).map_err(refused)?;
         self.compare_queue_sizes(replacement)
     }
 
@@ -225,6 +224,13 @@ impl GuestView {
         }
         Ok(())
     }
+}
+
+/// Lets a device that no driver uses report the queue sizes that it has with these features.
+fn learn_sizes(device: &mut dyn Backend, features: u64) -> Result<(), Error> {
+    device.negotiate(features)?;
+    device.reset();
+    Ok(())
 }
 
 impl Transport {
@@ -299,7 +305,7 @@ impl Transport {
         guest_view.fits(&mut *self.backend)?;
         // A device of the VMM's own has the same sizes with any features.
         if guest_view.running && guest_view.identity.is_some() {
-            self.take_sizes(guest_view.features).map_err(refused)?;
+            learn_sizes(&mut *self.backend, guest_view.features).map_err(refused)?;
         }
         guest_view.check_queue_sizes(&mut *self.backend)?;
         self.common.set_max_sizes(self.backend.queue_max_sizes());
@@ -310,8 +316,7 @@ impl Transport {
 
     /// Takes the queue sizes that the backend, which no driver uses yet, has with these features.
     pub(super) fn take_sizes(&mut self, features: u64) -> Result<(), Error> {
-        self.backend.negotiate(features)?;
-        self.backend.reset();
+        learn_sizes(&mut *self.backend, features)?;
         self.common.set_max_sizes(self.backend.queue_max_sizes());
         Ok(())
     }
