@@ -188,16 +188,17 @@ impl World {
         };
         // At least a header, as virtio 1.3, 5.1.6.3.1, demands; at most a page.
         let len = u32::from(len) % 4085 + 12;
-        let pieces = (0..pieces % 3 + 1).map(|_| {
-            // More pages than the ring has entries.
+        let count = pieces % 3 + 1;
+        if self.rig.driver.free() < u16::from(count) {
+            return;
+        }
+        let pieces = (0..count).map(|_| {
+            // More pages than the ring has entries: no buffer in use gets another content.
             self.next_page = (self.next_page + 1) % (PAGES - RING_PAGES);
             self.rig.piece(self.next_page, len, direction)
         });
         let pieces: Vec<Piece> = pieces.collect();
         let content = frame(pieces.len() * len as usize);
-        if usize::from(self.rig.driver.free()) < pieces.len() {
-            return;
-        }
         for (piece, bytes) in pieces.iter().zip(content.chunks(len as usize)) {
             let at = piece.iova.0 - GUEST;
             self.rig.buffer.write(at, bytes).unwrap();
