@@ -32,6 +32,8 @@ const UNIT: &str = "bellhop.service";
 const OPTIONS: &str = "/etc/bellhop/bellhop.toml";
 const SOCKET: &str = "/run/bellhop/node.socket";
 /// A user and a group without rights.
+/// The exposure of the daemon's unit is at most 5.4 (systemd 250).
+const EXPOSURE: &str = "--threshold=54";
 const UNPRIVILEGED: &str = "65534";
 
 /// The number of the package's group, if there is one.
@@ -92,6 +94,24 @@ fn an_upgrade_keeps_vms_and_a_purge_leaves_nothing() {
     }
     fs::remove_dir_all(drop_in).unwrap();
     host.done(&["systemctl", "daemon-reload"]);
+    let installed = format!("/usr/lib/systemd/system/{UNIT}");
+    let exposure = ["systemd-analyze", "security", "--offline=yes", EXPOSURE];
+    host.done(&[&exposure[..], &[&installed]].concat());
+    // The daemon binds functions and has control groups, and cannot change the kernel's settings.
+    // This systemd, whose mounts are not those of a host, leaves the rest of /sys writable.
+    for (path, expected) in [
+        ("/sys/bus/pci/drivers_probe", true),
+        (
+            "/sys/fs/cgroup/system.slice/bellhop.service/cgroup.procs",
+            true,
+        ),
+        ("/sys/fs/cgroup/cgroup.procs", false),
+        ("/proc/sys/kernel/panic", false),
+    ] {
+        let enter = ["nsenter", "--mount", "--target", &daemon];
+        let writable = host.run(&[&enter[..], &["test", "-w", path]].concat());
+        assert_eq!(writable.status.success(), expected, "{path}");
+    }
 
     // A software NIC as a service: it exists until the service is stopped.
     let options = Path::new("/etc/bellhop/swnic");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::api::KernelPermits;
+use super::api::Permits;
 use super::consoles::Consoles;
 use super::events::Events;
 use super::machines::Machines;
@@ -16,7 +16,9 @@ pub(super) struct Node {
     /// The node's events.
     pub(super) events: Arc<Events>,
     /// Limits requests to the kernel about NICs, devices and ports.
-    pub(super) kernel_permits: KernelPermits,
+    pub(super) kernel_permits: Permits,
+    /// Limits reads of logs and snapshots.
+    pub(super) file_permits: Permits,
     /// Its VMs.
     pub(super) machines: Arc<Machines>,
     /// Clients of its VMs' consoles.
@@ -57,7 +59,8 @@ impl Node {
         let node = Self {
             paths,
             events: Arc::default(),
-            kernel_permits: KernelPermits::default(),
+            kernel_permits: Permits::for_kernel(),
+            file_permits: Permits::for_files(),
             machines: machines.unwrap(),
             consoles: Consoles::default(),
         };

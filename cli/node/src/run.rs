@@ -19,7 +19,7 @@ use vmm::http::server;
 use vmm::http::socket;
 
 use super::access::{self, Access, AccessFiles, TlsListener};
-use super::api::{self, KernelPermits};
+use super::api::{self, Permits};
 use super::consoles::Consoles;
 use super::context::Node;
 use super::error::{Error, HOST_FAILED};
@@ -135,7 +135,8 @@ async fn serve(options: &Options) -> Result<(), Error> {
     let node = Arc::new(Node {
         paths: options.paths.clone(),
         events,
-        kernel_permits: KernelPermits::default(),
+        kernel_permits: Permits::for_kernel(),
+        file_permits: Permits::for_files(),
         machines: machines.clone(),
         consoles: Consoles::default(),
     });

@@ -20,6 +20,7 @@ mod mgmtdevs;
 mod migration;
 mod nics;
 mod operations;
+mod permits;
 mod ports;
 mod precondition;
 mod proxy;
@@ -59,7 +60,7 @@ use super::context::Node;
 
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::request_anything;
-pub(super) use management::KernelPermits;
+pub(super) use permits::Permits;
 pub use version::API_LEVEL;
 
 /// What the description has beside the endpoints.

@@ -8,9 +8,9 @@ use bellhop_api::Items;
 use bellhop_api::node::{BadSnapshotName, Snapshot, SnapshotName};
 use bellhop_api::responses::NameErrors;
 use utoipa::IntoParams;
-use vmm::http::{ErrorBody, on_worker};
+use vmm::http::ErrorBody;
 
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use crate::error::Error;
 use crate::machines::spec::VmBody;
 use crate::snapshots::Snapshots;
@@ -42,9 +42,15 @@ impl<S: Send + Sync> FromRequestParts<S> for SnapshotPath {
     (status = 200, description = "The snapshots", body = Items<Snapshot>),
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
 ))]
-pub(super) async fn list(State(node): Api) -> Result<Json<Items<Snapshot>>, Error> {
+pub(super) async fn list(
+    State(node): Api,
+    SenderRole(role): SenderRole,
+) -> Result<Json<Items<Snapshot>>, Error> {
     let snapshots = Snapshots::of(&node.paths);
-    let all = on_worker(move || snapshots.list()).await??;
+    let all = node
+        .file_permits
+        .run(role, move || snapshots.list())
+        .await?;
     Ok(Json(all.into_iter().collect()))
 }
 
@@ -58,10 +64,12 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Items<Snapshot>>, Erro
 ))]
 pub(super) async fn show(
     State(node): Api,
+    SenderRole(role): SenderRole,
     SnapshotPath { name }: SnapshotPath,
 ) -> Result<Json<Snapshot>, Error> {
     let snapshots = Snapshots::of(&node.paths);
-    Ok(Json(on_worker(move || snapshots.show(&name)).await??))
+    let show = move || snapshots.show(&name);
+    Ok(Json(node.file_permits.run(role, show).await?))
 }
 
 /// Read the configuration of the virtual machine of a snapshot
@@ -76,10 +84,12 @@ pub(super) async fn show(
 ))]
 pub(super) async fn spec(
     State(node): Api,
+    SenderRole(role): SenderRole,
     SnapshotPath { name }: SnapshotPath,
 ) -> Result<Json<VmBody>, Error> {
     let snapshots = Snapshots::of(&node.paths);
-    let about = on_worker(move || snapshots.about(&name)).await??;
+    let about = move || snapshots.about(&name);
+    let about = node.file_permits.run(role, about).await?;
     Ok(Json(about.spec.into()))
 }
 
@@ -95,9 +105,11 @@ pub(super) async fn spec(
 ))]
 pub(super) async fn remove(
     State(node): Api,
+    SenderRole(role): SenderRole,
     SnapshotPath { name }: SnapshotPath,
 ) -> Result<StatusCode, Error> {
     let snapshots = Snapshots::of(&node.paths);
-    on_worker(move || snapshots.remove(&name)).await??;
+    let remove = move || snapshots.remove(&name);
+    node.file_permits.run(role, remove).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -11,9 +11,9 @@ use bellhop_api::node::{LOG_GAP, LOG_LINES, LOG_LINES_MAX, LOG_POSITION, LogQuer
 use bellhop_api::responses::NameErrors;
 use utoipa::IntoParams;
 use vmm::http::parameters::Parameters;
-use vmm::http::{ErrorBody, HttpError, on_worker};
+use vmm::http::{ErrorBody, HttpError};
 
-use super::state::Api;
+use super::state::{Api, SenderRole};
 use crate::error::Error;
 use crate::logs::{Position, after, tail};
 use crate::machines::spec::VmName;
@@ -66,6 +66,7 @@ impl<S: Send + Sync> FromRequestParts<S> for LogPath {
 ))]
 pub(super) async fn show(
     State(node): Api,
+    SenderRole(role): SenderRole,
     LogPath { name, log }: LogPath,
     Parameters(query): Parameters<LogQuery>,
 ) -> Result<Response, Error> {
@@ -83,12 +84,14 @@ pub(super) async fn show(
         return Err(wrong(&format!("tail is {lines}: at most {LOG_LINES_MAX}")).into());
     }
     let shown = path.display().to_string();
-    let part = on_worker(move || match position {
-        Some(position) => after(&path, position),
-        None => tail(&path, usize::try_from(lines).unwrap_or(usize::MAX)),
-    });
-    let part = part.await?;
-    let part = part.map_err(Error::context(format!("cannot read the log {shown}")))?;
+    let read = move || {
+        let part = match position {
+            Some(position) => after(&path, position),
+            None => tail(&path, usize::try_from(lines).unwrap_or(usize::MAX)),
+        };
+        part.map_err(Error::context(format!("cannot read the log {shown}")))
+    };
+    let part = node.file_permits.run(role, read).await?;
     let headers = [
         (CONTENT_TYPE, "text/plain; charset=utf-8".to_owned()),
         (POSITION, part.end.to_string()),
