@@ -15,13 +15,19 @@ use super::recorder::{Recorder, domains};
 use super::request::encode;
 use super::{FEATURES, Iommu, KICK};
 use crate::virtio::backend::Backend as _;
-use crate::virtio::userspace_queue::driver::{BUFFERS, Driver, memory, readable, writable};
+use crate::virtio::userspace_queue::driver::{BUFFERS, Buffer, Driver, memory, readable, writable};
 
 const SIZE: u16 = 64;
 /// So few mappings that the limit is reached.
 const MAPPINGS: u32 = 12;
-/// The room of an answer, and the byte in unused memory.
+/// The most requests that wait: each has at most [`PIECES`] descriptors.
+const WAITING: usize = SIZE as usize / PIECES;
+const PIECES: usize = 5;
+/// The most room of an answer, the memory that the driver has for it, the byte in unused memory.
 const ROOM: u32 = 0x400;
+const SLOT: usize = 0x800;
+/// Unused bytes between two parts of an answer.
+const GAP: u64 = 16;
 const ANSWERS: u64 = BUFFERS + 0x1_0000;
 const UNUSED: u8 = 0xa5;
 
@@ -30,10 +36,13 @@ const UNUSED: u8 = 0xa5;
 enum Step {
     /// Adds a request of any bytes, with so much room for the answer.
     Bytes(Vec<u8>, u16),
+    /// The next request consists of these pieces, in this order: whether the device writes one, and
+    /// its length. The last piece of each direction has the rest.
+    Shape(Vec<(bool, u8)>),
     Attach {
         domain: u8,
         endpoint: u8,
-        flags: u8,
+        flags: u32,
     },
     Detach {
         domain: u8,
@@ -45,6 +54,7 @@ enum Step {
         first: u8,
         last: u8,
         target: u8,
+        flags: u32,
     },
     Unmap {
         domain: u8,
@@ -71,9 +81,19 @@ struct Rig {
     driver: Driver,
     iommu: Iommu,
     devices: [Arc<Mutex<Recorder>>; 2],
-    /// The number of the next request, and the answers that are expected.
+    /// The number of the next request, and its pieces if they are not one of each direction.
     next: u64,
-    waiting: Vec<(u64, u32)>,
+    shape: Option<Vec<(bool, u8)>>,
+    waiting: Vec<Waiting>,
+}
+
+/// A request that is not answered yet.
+struct Waiting {
+    request: Vec<u8>,
+    at: u64,
+    /// Memory for the answer, and the parts of it that the device got.
+    answer: u64,
+    room: Vec<Buffer>,
 }
 
 impl Rig {
@@ -92,6 +112,7 @@ impl Rig {
             iommu,
             devices,
             next: 0,
+            shape: None,
             waiting: Vec::new(),
         };
         rig.activate();
@@ -105,20 +126,26 @@ impl Rig {
 
     /// Adds a request. The driver waits when its ring is full.
     fn add(&mut self, request: &[u8], room: u32) {
-        if self.waiting.len() >= usize::from(SIZE / 2) {
+        if self.waiting.len() >= WAITING {
             self.kick();
         }
-        let slot = self.next % u64::from(SIZE / 2);
+        let slot = self.next % WAITING as u64;
         self.next += 1;
-        let (at, answer) = (BUFFERS + 0x100 * slot, ANSWERS + u64::from(ROOM) * slot);
-        let len = request.len().min(0x100);
-        self.driver.fill(at, &request[..len]);
-        let unused = [UNUSED; ROOM as usize];
-        self.driver.fill(answer, &unused);
-        let len = u32::try_from(len).unwrap();
-        let pieces = [readable(at, len), writable(answer, room)];
+        let (at, answer) = (BUFFERS + 0x100 * slot, ANSWERS + SLOT as u64 * slot);
+        let request = request[..request.len().min(0x100)].to_vec();
+        self.driver.fill(at, &request);
+        self.driver.fill(answer, &[UNUSED; SLOT]);
+        let len = u32::try_from(request.len()).unwrap();
+        let shape = self.shape.take();
+        let pieces = cut(shape.as_deref(), (at, len), (answer, room));
         self.driver.add(&pieces);
-        self.waiting.push((answer, room));
+        let room = pieces.into_iter().filter(|piece| piece.writable);
+        self.waiting.push(Waiting {
+            request,
+            at,
+            answer,
+            room: room.collect(),
+        });
     }
 
     fn kick(&mut self) {
@@ -145,12 +172,18 @@ impl Rig {
     /// Takes the answers, and compares devices with their spaces.
     fn check(&mut self) {
         while let Some((_, written)) = self.driver.take_used() {
-            let (answer, room) = self.waiting.remove(0);
+            let waiting = self.waiting.remove(0);
+            let room: u32 = waiting.room.iter().map(|piece| piece.len).sum();
             assert!((4..=room).contains(&written), "{written} of {room}");
-            let beyond = self
-                .driver
-                .bytes(answer + u64::from(room), (ROOM - room) as usize);
-            assert!(beyond.iter().all(|byte| *byte == UNUSED));
+            let request = self.driver.bytes(waiting.at, waiting.request.len());
+            assert_eq!(request, waiting.request);
+            let bytes = self.driver.bytes(waiting.answer, SLOT);
+            for (at, byte) in (waiting.answer..).zip(bytes) {
+                let of = |piece: &Buffer| {
+                    (piece.address..piece.address + u64::from(piece.len)).contains(&at)
+                };
+                assert!(byte == UNUSED || waiting.room.iter().any(of), "{at:#x}");
+            }
         }
         for device in &self.devices {
             let mut device = device.lock();
@@ -171,13 +204,17 @@ impl Rig {
             Step::Bytes(bytes, room) => {
                 self.add(&bytes, u32::from(room) % (ROOM + 1));
             }
+            Step::Shape(mut pieces) => {
+                pieces.truncate(PIECES);
+                self.shape = (!pieces.is_empty()).then_some(pieces);
+            }
             Step::Attach {
                 domain,
                 endpoint,
                 flags,
             } => {
                 let (domain, endpoint) = (domain_of(domain), u32::from(endpoint % 3));
-                self.add(&encode::attach(domain, endpoint, u32::from(flags % 3)), 4);
+                self.add(&encode::attach(domain, endpoint, flags), 4);
             }
             Step::Detach { domain, endpoint } => {
                 let (domain, endpoint) = (domain_of(domain), u32::from(endpoint % 3));
@@ -188,9 +225,10 @@ impl Rig {
                 first,
                 last,
                 target,
+                flags,
             } => {
                 let at = [page(first), end(last), page(target)];
-                self.add(&encode::map(domain_of(domain), at, 3), 4);
+                self.add(&encode::map(domain_of(domain), at, flags), 4);
             }
             Step::Unmap {
                 domain,
@@ -237,6 +275,34 @@ impl Rig {
     }
 }
 
+/// The pieces of a request and of the room for its answer, each at an address with a length.
+fn cut(
+    shape: Option<&[(bool, u8)]>,
+    (mut at, mut request): (u64, u32),
+    (mut answer, mut room): (u64, u32),
+) -> Vec<Buffer> {
+    let shape = shape.unwrap_or(&[(false, 0), (true, 0)]);
+    let mut pieces = Vec::new();
+    for (number, &(writes, len)) in shape.iter().enumerate() {
+        let is_last = shape[number + 1..].iter().all(|later| later.0 != writes);
+        let left = if writes { &mut room } else { &mut request };
+        let len = if is_last {
+            *left
+        } else {
+            u32::from(len).min(*left)
+        };
+        *left -= len;
+        if writes {
+            pieces.push(writable(answer, len));
+            answer += u64::from(len) + GAP;
+        } else {
+            pieces.push(readable(at, len));
+            at += u64::from(len);
+        }
+    }
+    pieces
+}
+
 /// Lets a driver take any steps with an IOMMU; see the module.
 pub fn iommu_anything(input: &[u8]) {
     let Some((&variant, rest)) = input.split_first() else {
@@ -260,15 +326,26 @@ mod tests {
         let bytes = prop::collection::vec(any::<u8>(), 0..80);
         let room = prop_oneof![4 => Just(4u16), 1 => 0..600u16];
         let page = 0..20u8;
+        let pieces = prop::collection::vec((any::<bool>(), 0..40u8), 1..=PIECES);
+        let ordered = pieces.clone().prop_map(|mut pieces| {
+            pieces.sort_by_key(|piece| piece.0);
+            pieces
+        });
+        let attach_flags = prop_oneof![8 => 0..2u32, 1 => any::<u32>()];
+        let map_flags = prop_oneof![8 => 1..4u32, 1 => any::<u32>()];
         prop_oneof![
             2 => (bytes, room).prop_map(|(bytes, room)| Step::Bytes(bytes, room)),
-            4 => (0..4u8, 0..3u8, 0..3u8).prop_map(|(domain, endpoint, flags)| {
+            4 => ordered.prop_map(Step::Shape),
+            1 => pieces.prop_map(Step::Shape),
+            4 => (0..4u8, 0..3u8, attach_flags).prop_map(|(domain, endpoint, flags)| {
                 Step::Attach { domain, endpoint, flags }
             }),
             2 => (0..4u8, 0..3u8)
                 .prop_map(|(domain, endpoint)| Step::Detach { domain, endpoint }),
-            10 => (0..4u8, page.clone(), page.clone(), any::<u8>()).prop_map(
-                |(domain, first, last, target)| Step::Map { domain, first, last, target }
+            10 => (0..4u8, page.clone(), page.clone(), any::<u8>(), map_flags).prop_map(
+                |(domain, first, last, target, flags)| {
+                    Step::Map { domain, first, last, target, flags }
+                }
             ),
             6 => (0..4u8, page.clone(), page)
                 .prop_map(|(domain, first, last)| Step::Unmap { domain, first, last }),

@@ -20,6 +20,8 @@
 
 mod domains;
 mod endpoint;
+#[cfg(test)]
+mod explore;
 #[cfg(any(test, feature = "fuzz"))]
 #[allow(
     clippy::unwrap_used,

@@ -25,6 +25,8 @@ mod control;
 mod device;
 mod doorbells;
 mod eventfd;
+#[cfg(test)]
+pub(crate) mod fake_kernel;
 mod hot_swap;
 mod identity;
 mod mac;

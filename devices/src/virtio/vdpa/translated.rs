@@ -149,3 +149,6 @@ impl Translated for VdpaBackend {
         signal(&self.log.failed);
     }
 }
+
+#[cfg(test)]
+mod tests;

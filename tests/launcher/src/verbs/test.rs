@@ -8,7 +8,7 @@
 //! runs all of them. Only a run without failures succeeds.
 
 use crate::areas::{Area, test_names};
-use crate::endurance::DEFAULT_CYCLES;
+use crate::endurance::{DEFAULT_CYCLES, SOAK};
 use crate::error::{Error, Result};
 use crate::here::{self, HereArguments};
 use crate::host;
@@ -171,6 +171,9 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
             .args(["--quiet"])
             .args(Some(filter.text()).filter(|text| !text.is_empty()))
             .current_dir(&built.package);
+        if effort.soak {
+            command.env(SOAK, "1");
+        }
         if let Some(coverage) = &coverage {
             coverage.unit_test(&mut command);
         }

@@ -12,6 +12,8 @@ use std::time::Instant;
 use super::table::VCPU_SIGNAL;
 use super::*;
 
+mod tight;
+
 /// The filters of a thread of this kind: those of the main thread, then its own.
 fn filters(thread: Thread) -> Vec<BpfProgram> {
     let kill = SeccompAction::KillProcess;

@@ -2,6 +2,7 @@
 
 use parking_lot::Mutex;
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use vdpa::iotlb::Access;
 
 use super::super::recorder::{INPUT, Recorder, domains};
@@ -556,36 +557,58 @@ fn step() -> impl Strategy<Value = (Vec<Request>, bool, bool)> {
     (kick, prop::bool::weighted(0.1), prop::bool::weighted(0.02))
 }
 
-proptest! {
-    /// `PROPTEST_CASES=8000` makes a million requests of it.
-    #[test]
-    fn any_requests_do_what_the_naive_model_does(
-        bypass in any::<bool>(),
-        steps in prop::collection::vec(step(), 1..40),
-    ) {
-        let (mut domains, recorders) = with_recorders(bypass);
-        for recorder in &recorders {
-            recorder.lock().refused.push(BAD * PAGE_SIZE);
-        }
-        let mut model = Model { bypass, ..Model::default() };
-        for (kick, toggles, resets) in steps {
-            let expected: Vec<Status> = kick.iter().map(|request| model.serve(request)).collect();
-            prop_assert_eq!(domains.serve(&kick), expected, "{:?}", kick);
-            if toggles {
-                model.bypass = !model.bypass;
-                domains.set_bypass(model.bypass);
-            }
-            if resets {
-                model.detach(0);
-                model.detach(1);
-                domains.reset();
-            }
-            for (number, recorder) in recorders.iter().enumerate() {
-                model.check(number, &recorder.lock());
-            }
-            let mappings = model.domains.values().map(|domain| domain.1.len()).sum::<usize>();
-            prop_assert_eq!(domains.counters().mappings, mappings);
-            prop_assert_eq!(domains.domains.len(), model.domains.len());
-        }
+/// Any requests do what the naive model does: about 30,000 of them, and in a soak a million.
+#[test]
+fn any_requests_do_what_the_naive_model_does() {
+    let wanted = if std::env::var_os("LAB_SOAK").is_some() {
+        1_000_000
+    } else {
+        1
+    };
+    let served = std::cell::Cell::new(0);
+    let sequence = (any::<bool>(), prop::collection::vec(step(), 1..40));
+    while served.get() < wanted {
+        let mut runner = TestRunner::new(ProptestConfig::with_source_file(file!()));
+        let ended = runner.run(&sequence, |(bypass, steps)| {
+            let requests: usize = steps.iter().map(|(kick, ..)| kick.len()).sum();
+            served.set(served.get() + requests);
+            as_the_naive_model(bypass, steps)
+        });
+        ended.unwrap_or_else(|failure| panic!("{failure}"));
     }
+    println!("{} requests", served.get());
+}
+
+fn as_the_naive_model(
+    bypass: bool,
+    steps: Vec<(Vec<Request>, bool, bool)>,
+) -> Result<(), TestCaseError> {
+    let (mut domains, recorders) = with_recorders(bypass);
+    for recorder in &recorders {
+        recorder.lock().refused.push(BAD * PAGE_SIZE);
+    }
+    let mut model = Model {
+        bypass,
+        ..Model::default()
+    };
+    for (kick, toggles, resets) in steps {
+        let expected: Vec<Status> = kick.iter().map(|request| model.serve(request)).collect();
+        prop_assert_eq!(domains.serve(&kick), expected, "{:?}", kick);
+        if toggles {
+            model.bypass = !model.bypass;
+            domains.set_bypass(model.bypass);
+        }
+        if resets {
+            model.detach(0);
+            model.detach(1);
+            domains.reset();
+        }
+        for (number, recorder) in recorders.iter().enumerate() {
+            model.check(number, &recorder.lock());
+        }
+        let mappings = model.domains.values().map(|domain| domain.1.len());
+        prop_assert_eq!(domains.counters().mappings, mappings.sum::<usize>());
+        prop_assert_eq!(domains.domains.len(), model.domains.len());
+    }
+    Ok(())
 }
