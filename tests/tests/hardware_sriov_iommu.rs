@@ -83,6 +83,13 @@ const STRICT: Mode = Mode {
     amount: (10, 1),
 };
 
+/// All of the guest's memory stays mapped.
+const PASSTHROUGH: Mode = Mode {
+    words: "iommu.passthrough=1",
+    kind: "identity",
+    amount: (200, 8),
+};
+
 /// Debian's kernel: traffic at first, after a rebind of its driver, and after a reboot.
 fn stock_guest(functions: [usize; 2], mode: &Mode) {
     let Mode {
@@ -135,6 +142,16 @@ fn a_guest_that_unmaps_lazily_has_packed_rings() {
 #[test]
 fn a_guest_that_unmaps_at_once_has_packed_rings() {
     stock_guest([PACKED, 1], &STRICT);
+}
+
+#[test]
+fn a_guest_that_passes_its_nic_through_has_split_rings() {
+    stock_guest([0, 1], &PASSTHROUGH);
+}
+
+#[test]
+fn a_guest_that_passes_its_nic_through_has_packed_rings() {
+    stock_guest([PACKED, 1], &PASSTHROUGH);
 }
 
 /// Requests to the IOMMU, and exits to the VMM by accesses to memory.
