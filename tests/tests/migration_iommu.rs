@@ -80,11 +80,26 @@ fn a_guest_that_unmaps_lazily() {
 }
 
 #[test]
+fn a_guest_that_unmaps_lazily_on_a_device_that_maps_at_once() {
+    swap_upgrade_migrate_restore(Mapping::PINNED_ONE_BY_ONE, LAZY, MAPPINGS);
+}
+
+#[test]
 fn a_guest_that_unmaps_at_once() {
     swap_upgrade_migrate_restore(Mapping::PINNED_ONE_BY_ONE, STRICT, MAPPINGS);
 }
 
 #[test]
+fn a_guest_that_unmaps_at_once_on_a_device_that_maps_all_again() {
+    swap_upgrade_migrate_restore(Mapping::DEFAULT, STRICT, MAPPINGS);
+}
+
+#[test]
 fn a_guest_that_passes_its_nic_through() {
     swap_upgrade_migrate_restore(Mapping::DEFAULT, PASSTHROUGH, SHADOW_QUEUES);
+}
+
+#[test]
+fn a_guest_that_passes_its_nic_through_on_a_device_that_maps_at_once() {
+    swap_upgrade_migrate_restore(Mapping::PINNED_ONE_BY_ONE, PASSTHROUGH, SHADOW_QUEUES);
 }
