@@ -1,7 +1,7 @@
 //! A guest whose NIC is behind a virtio-iommu, on vp_vdpa: virtual functions behind an IOMMU of the
-//! host. Its kernel, in each of its modes, or an application with VFIO exchanges frames with another
-//! guest, while the VM migrates. The kernel also rebinds its driver. Another guest is swapped,
-//! upgraded, saved and restored.
+//! host. Its kernel, in each of its modes, or an application with VFIO exchanges frames with
+//! another guest, while the VM migrates. The kernel also rebinds its driver. Another guest is
+//! swapped, upgraded, saved and restored.
 
 #![expect(
     clippy::unwrap_used,
@@ -35,12 +35,15 @@ const GIVE_UP_S: u64 = 2;
 /// Far longer than any step here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// A mode of the guest's kernel: the words that choose it, its name in sysfs, and how many frames
-/// show that the NIC works, with how many of them in flight.
+/// A mode of the guest's kernel.
 struct Mode {
+    /// They choose it.
     words: &'static str,
+    /// Its name in sysfs.
     kind: &'static str,
+    /// Frames of one exchange.
     frames: u64,
+    /// Frames in flight at once.
     window: u64,
 }
 

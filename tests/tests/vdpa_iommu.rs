@@ -35,7 +35,7 @@ const MAC: &str = "52:54:5e:11:53:01";
 /// The guest on the same bridge.
 const PEER: &str = "52:54:5e:11:53:02";
 const MTU: u16 = 1400;
-/// How long the NIC's driver may wait for the IOMMU's driver, and a guest may take to release a NIC.
+/// How long the NIC's driver may wait for the IOMMU's driver, or take to release the NIC.
 const PROBE: Duration = Duration::from_secs(30);
 /// How long a reboot may take.
 const REBOOT: Duration = Duration::from_secs(120);
