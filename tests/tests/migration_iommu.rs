@@ -13,6 +13,7 @@ mod live;
 mod moving;
 
 use guest_nics::wait_nics;
+use lab::endurance::soak;
 use lab::guest::BellhopArguments;
 use lab::messages::messages;
 use lab::sim::{Mapping, OtherMapping, SimDevice, require_lab};
@@ -24,45 +25,54 @@ use moving::{DOWNTIME, Host, MAPPINGS, SHADOW_QUEUES, move_guest_verified};
 const MAC: &str = "52:54:5e:11:53:02";
 
 /// `words` of the kernel's command line choose its mode; sysfs reports it as `kind`. `tracking` is
-/// how its migrations find what the device writes.
+/// how its migrations find what the device writes. The short form migrates once and restores.
 fn swap_upgrade_migrate_restore(mapping: Mapping, (words, kind): (&str, &str), tracking: &str) {
     require_lab().unwrap();
     let _mapping = OtherMapping::load(mapping).unwrap();
     let devices = ["iommu1", "iommu2"].map(|name| SimDevice::net(name, MAC, 1500).unwrap());
-    let [first, second] = &devices;
-    let host = |device: &SimDevice| Host::new(device.name(), device.path());
-    let [here, there] = [host(first), host(second)].map(|host| host.nic_options("iommu=on"));
+    let hosts = devices.each_ref().map(|device| {
+        let host = Host::new(device.name(), device.path());
+        host.nic_options("iommu=on")
+    });
     // The destination compares all memory with a digest, which takes an unoptimized build long.
     let small = || BellhopArguments::stock().unwrap().memory("128M");
     let arguments = || small().cmdline(words);
-    let mut guest = here.boot(arguments());
+    let mut guest = hosts[0].boot(arguments());
     wait_nics(&mut guest, &[MAC]);
     let info = guest.command("info").unwrap();
     assert_eq!(info["nics"][0]["iommu"], kind, "{info}");
-    check_traffic(&mut guest, first);
+    check_traffic(&mut guest, &devices[0]);
     let messages_before = messages(&mut guest).unwrap();
 
-    flood_on(&mut guest, "eth0", MAC);
-    swap(&here, [first.path(), second.path()]);
-    flood_off(&mut guest);
-    check_traffic(&mut guest, first);
-
-    flood_on(&mut guest, "eth0", MAC);
-    upgrade(&guest, &here);
-    flood_off(&mut guest);
-    check_traffic(&mut guest, first);
-
-    for (from, to, device) in [(&here, &there, second), (&there, &here, first)] {
+    if soak() {
         flood_on(&mut guest, "eth0", MAC);
-        let (moved, status) = move_guest_verified(guest, from, to, tracking, DOWNTIME);
+        swap(&hosts[0], [devices[0].path(), devices[1].path()]);
+        flood_off(&mut guest);
+        check_traffic(&mut guest, &devices[0]);
+
+        flood_on(&mut guest, "eth0", MAC);
+        upgrade(&guest, &hosts[0]);
+        flood_off(&mut guest);
+        check_traffic(&mut guest, &devices[0]);
+    }
+
+    let moves = if soak() { 2 } else { 1 };
+    let mut at = 0;
+    for _ in 0..moves {
+        let to = 1 - at;
+        flood_on(&mut guest, "eth0", MAC);
+        let (moved, status) =
+            move_guest_verified(guest, &hosts[at], &hosts[to], tracking, DOWNTIME);
         println!("{status}");
         guest = moved;
         flood_off(&mut guest);
-        check_traffic(&mut guest, device);
+        check_traffic(&mut guest, &devices[to]);
+        at = to;
     }
 
-    let mut guest = save_and_restore(guest, &here, &there, arguments());
-    check_traffic(&mut guest, second);
+    let to = 1 - at;
+    let mut guest = save_and_restore(guest, &hosts[at], &hosts[to], arguments());
+    check_traffic(&mut guest, &devices[to]);
     // The next driver maps its buffers in the restored domains.
     let rebound = guest.command("rebind 1").unwrap();
     assert_eq!(rebound["rx"], 10, "{rebound}");
