@@ -1,5 +1,5 @@
-//! Changes of a VM without a migration: a hot swap, a live upgrade, and a snapshot that another host
-//! restores.
+//! Changes of a VM without a migration: a hot swap, a live upgrade, and a snapshot that another
+//! host restores.
 
 use std::path::Path;
 use std::process::Command;
