@@ -50,10 +50,14 @@ pub fn require_lab() -> Result<()> {
 /// [`Error::File`], [`Error::System`], [`Error::Missing`] without `LAB_MODULES`, which `cargo lab`
 /// sets.
 pub fn reload(mapping: Mapping) -> Result<()> {
+    reload_with(&mapping.parameters())
+}
+
+fn reload_with(parameters: &str) -> Result<()> {
     for module in MODULES {
         unload(module)?;
     }
-    load("vdpa_sim.ko", &mapping.parameters())?;
+    load("vdpa_sim.ko", parameters)?;
     load("vdpa_sim_net.ko", "")?;
     load("vdpa_sim_blk.ko", "")
 }
@@ -70,9 +74,21 @@ impl OtherMapping {
     /// # Errors
     /// Those of [`reload`].
     pub fn load(mapping: Mapping) -> Result<Self> {
+        Self::load_with(&mapping.parameters())
+    }
+
+    /// Like [`Self::load`]; each address space has at most so many entries.
+    ///
+    /// # Errors
+    /// Those of [`reload`].
+    pub fn with_entries(mapping: Mapping, entries: u32) -> Result<Self> {
+        Self::load_with(&mapping.parameters_with(entries))
+    }
+
+    fn load_with(parameters: &str) -> Result<Self> {
         // A failure may leave no module.
         let guard = Self(());
-        reload(mapping)?;
+        reload_with(parameters)?;
         Ok(guard)
     }
 }

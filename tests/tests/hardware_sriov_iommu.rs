@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use guest_nics::wait_nics;
 use lab::api::Client;
+use lab::endurance::soak;
 use lab::guest::{BellhopArguments, Guest};
 use lab::kvm_events::AddressExits;
 use lab::notice::{Kind, notice};
@@ -83,7 +84,14 @@ const STRICT: Mode = Mode {
     amount: (10, 1),
 };
 
-/// Debian's kernel: traffic at first, after a rebind of its driver, and after a reboot.
+/// All of the guest's memory stays mapped.
+const PASSTHROUGH: Mode = Mode {
+    words: "iommu.passthrough=1",
+    kind: "identity",
+    amount: (200, 8),
+};
+
+/// Debian's kernel: traffic at first, after a rebind of its driver, and in a soak after a reboot.
 fn stock_guest(functions: [usize; 2], mode: &Mode) {
     let Mode {
         words,
@@ -108,10 +116,12 @@ fn stock_guest(functions: [usize; 2], mode: &Mode) {
     has_started(&mut guest, &mac, kind, packed);
     exchange(&mut guest, "eth0", &mut peer, &other, amount);
 
-    guest.command("reboot").unwrap();
-    guest.wait_ready(LIMIT).unwrap();
-    has_started(&mut guest, &mac, kind, packed);
-    exchange(&mut guest, "eth0", &mut peer, &other, amount);
+    if soak() {
+        guest.command("reboot").unwrap();
+        guest.wait_ready(LIMIT).unwrap();
+        has_started(&mut guest, &mac, kind, packed);
+        exchange(&mut guest, "eth0", &mut peer, &other, amount);
+    }
 
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
@@ -135,6 +145,16 @@ fn a_guest_that_unmaps_lazily_has_packed_rings() {
 #[test]
 fn a_guest_that_unmaps_at_once_has_packed_rings() {
     stock_guest([PACKED, 1], &STRICT);
+}
+
+#[test]
+fn a_guest_that_passes_its_nic_through_has_split_rings() {
+    stock_guest([0, 1], &PASSTHROUGH);
+}
+
+#[test]
+fn a_guest_that_passes_its_nic_through_has_packed_rings() {
+    stock_guest([PACKED, 1], &PASSTHROUGH);
 }
 
 /// Requests to the IOMMU, and exits to the VMM by accesses to memory.

@@ -10,12 +10,15 @@
 #[path = "swnic/bridge.rs"]
 #[allow(dead_code, reason = "other tests change links")]
 mod bridge;
+mod guest_nics;
 
+use std::fs::File;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bridge::Bridge;
+use guest_nics::wait_nics;
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::notice::{Kind, notice};
@@ -23,16 +26,19 @@ use lab::sim::{Mapping, OtherMapping, SimDevice, require_lab};
 use lab::swnic::Swnic;
 use lab::temp_path::TempPath;
 use lab::traffic::{Frames, exchange_between, exchange_counted};
+use lab::vmm_process::cost;
 use rustix::process::{Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:53:01";
 /// The guest on the same bridge.
 const PEER: &str = "52:54:5e:11:53:02";
 const MTU: u16 = 1400;
-/// How long the NIC's driver may wait for the IOMMU's driver.
+/// How long the NIC's driver may wait for the IOMMU's driver, or take to release the NIC.
 const PROBE: Duration = Duration::from_secs(30);
+/// How long a reboot may take.
+const REBOOT: Duration = Duration::from_secs(120);
 
 /// Frames of all sizes, so that buffers begin and end inside pages.
 fn frames() -> [Frames; 3] {
@@ -105,6 +111,97 @@ fn a_guest_without_a_driver_bypasses_the_iommu() {
     let mut guest = guest_behind(arguments, net.path(), None);
     exchange_counted(&mut guest, "eth0", &net, &frames()).unwrap();
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
+}
+
+/// A guest that boots without a NIC.
+struct Vm {
+    guest: Guest,
+    api: Client,
+    net: SimDevice,
+    _socket: TempPath,
+}
+
+impl Vm {
+    /// Plugs in the NIC behind the IOMMU: its slot is one of those that the ACPI table names.
+    #[track_caller]
+    fn plug(&mut self, kind: &str) {
+        let body = json!({ "path": self.net.path(), "iommu": true });
+        let plugged = self.api.ask("PUT", NIC, Some(&body)).unwrap();
+        assert_eq!(plugged.status, 201, "{}", plugged.body);
+        assert_eq!(plugged.body["iommu"], true, "{}", plugged.body);
+        assert_eq!(plugged.body["address"], "0000:00:10.0", "{}", plugged.body);
+        self.exchange(kind);
+    }
+
+    /// The NIC has a driver, and the guest's IOMMU has its buffers. Each frame returns once.
+    #[track_caller]
+    fn exchange(&mut self, kind: &str) {
+        wait_nics(&mut self.guest, &[MAC]);
+        let info = self.guest.command("info").unwrap();
+        assert_eq!(info["nics"][0]["iommu"], kind, "{info}");
+        let iommu = self.api.get("/v1/vm/iommu").unwrap();
+        assert!(iommu["mappings"].as_u64() > Some(0), "{iommu}");
+        assert_eq!(iommu["refused"], 0, "{iommu}");
+        exchange_counted(&mut self.guest, "eth0", &self.net, &frames()).unwrap();
+    }
+
+    /// Unplugs the NIC. Nothing is mapped then, and another user can open the device.
+    #[track_caller]
+    fn unplug(&mut self) {
+        let asked = self.api.ask("DELETE", NIC, None).unwrap();
+        assert_eq!(asked.status, 202, "{}", asked.body);
+        let begin = Instant::now();
+        while self.api.ask("GET", NIC, None).unwrap().status != 404 {
+            assert!(begin.elapsed() < PROBE);
+            sleep(Duration::from_millis(200));
+        }
+        wait_nics(&mut self.guest, &[]);
+        let iommu = self.api.get("/v1/vm/iommu").unwrap();
+        assert_eq!(iommu["mappings"], 0, "{iommu}");
+        assert_eq!(cost(self.guest.pid()).unwrap().pinned_kib, 0);
+        File::open(self.net.path()).unwrap();
+    }
+}
+
+/// The API's path of the NIC.
+const NIC: &str = "/v1/vm/nics/late";
+
+/// A NIC is plugged in twice. The guest keeps the second one when it reboots.
+fn plugged_in_mode(mapping: Mapping, words: &str, kind: &str) {
+    require_lab().unwrap();
+    let _mapping = OtherMapping::load(mapping).unwrap();
+    let socket = TempPath::new("iommu-plug");
+    let arguments = BellhopArguments::stock()
+        .unwrap()
+        .cmdline(words)
+        .argument("--iommu", "boot_bypass=on")
+        .argument("--api-socket", socket.text());
+    let mut vm = Vm {
+        guest: Guest::start(&arguments).unwrap(),
+        api: Client::new(socket.path()),
+        net: SimDevice::net("plug", MAC, MTU).unwrap(),
+        _socket: socket,
+    };
+    vm.plug(kind);
+    vm.unplug();
+    vm.plug(kind);
+    vm.guest.command("reboot").unwrap();
+    vm.guest.wait_ready(REBOOT).unwrap();
+    vm.exchange(kind);
+    vm.unplug();
+    assert_eq!(vm.guest.power_off().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_guest_that_unmaps_lazily_gets_a_nic_and_keeps_it_across_a_reboot() {
+    let words = "iommu.passthrough=0 iommu.strict=0";
+    plugged_in_mode(Mapping::DEFAULT, words, "DMA-FQ");
+}
+
+#[test]
+fn a_guest_that_unmaps_at_once_gets_a_nic_and_keeps_it_across_a_reboot() {
+    let words = "iommu.passthrough=0 iommu.strict=1";
+    plugged_in_mode(Mapping::PINNED_ONE_BY_ONE, words, "DMA");
 }
 
 /// The mappings of the process that serves the NIC change with those of the guest. Another process

@@ -87,6 +87,33 @@ impl Vm {
         let checked = self.guest.command("memory-check 8").unwrap();
         assert_eq!(checked["wrong_mib"], 0, "{checked}");
     }
+
+    /// An application maps one page at `asked` addresses. Returns the IOMMU before and after it.
+    #[track_caller]
+    fn fill(&mut self, asked: u64) -> (Value, Value) {
+        let line = format!("vfio-on 2 {}", self.nic);
+        self.guest.command(&line).unwrap();
+        let before = self.iommu();
+        assert_eq!(before["last_refusal"], Value::Null, "{before}");
+        let begin = Instant::now();
+        self.guest.command(&format!("vfio-fill {asked}")).unwrap();
+        let figure = format!("{asked} MAPs of one page: {:?}", begin.elapsed());
+        notice(Kind::Figure, figure);
+        (before, self.iommu())
+    }
+
+    /// The application's earlier mappings work, and the next driver has new ones. Returns the IOMMU
+    /// without the application.
+    #[track_caller]
+    fn recovers(&mut self, net: &SimDevice) -> Value {
+        exchange_counted(&mut self.guest, "vfio", net, &[SOME]).unwrap();
+        self.lives();
+        self.guest.command("vfio-off").unwrap();
+        let line = format!("up {}", self.nic);
+        self.guest.command(&line).unwrap();
+        check_traffic(&mut self.guest, net);
+        self.iommu()
+    }
 }
 
 /// The most that the VMM pins for its own rings of the control queue.
@@ -133,15 +160,7 @@ fn too_many_mappings(limit: u64, asked: u64) {
         .cmdline("iommu.passthrough=0")
         .argument("--iommu", &format!("boot_bypass=on,mappings={limit}"));
     let mut vm = Vm::boot(arguments, &net);
-    vm.guest.command(&format!("vfio-on 2 {}", vm.nic)).unwrap();
-    let before = vm.iommu();
-    assert_eq!(before["last_refusal"], Value::Null, "{before}");
-
-    let begin = Instant::now();
-    vm.guest.command(&format!("vfio-fill {asked}")).unwrap();
-    let figure = format!("{asked} MAPs of one page: {:?}", begin.elapsed());
-    notice(Kind::Figure, figure);
-    let full = vm.iommu();
+    let (before, full) = vm.fill(asked);
     let refused = before["mappings"].as_u64().unwrap() + asked - limit;
     assert_eq!(full["mappings"], limit, "{full}");
     assert_eq!(full["refused"], refused, "{full}");
@@ -169,13 +188,7 @@ fn too_many_mappings(limit: u64, asked: u64) {
     assert_eq!(alarm["device"], "iommu", "{alarm}");
     assert_eq!(alarm["alarm"], "Refused", "{alarm}");
 
-    // The earlier mappings work, and the next driver has new ones.
-    exchange_counted(&mut vm.guest, "vfio", &net, &[SOME]).unwrap();
-    vm.lives();
-    vm.guest.command("vfio-off").unwrap();
-    vm.guest.command(&format!("up {}", vm.nic)).unwrap();
-    check_traffic(&mut vm.guest, &net);
-    let off = vm.iommu();
+    let off = vm.recovers(&net);
     assert!(off["mappings"].as_u64() < Some(limit), "{off}");
     assert!(vm.guest.power_off().unwrap().success());
 }
@@ -189,6 +202,49 @@ fn more_mappings_than_are_configured_are_refused_with_an_alarm() {
 #[test]
 fn more_mappings_than_a_domain_may_have_are_refused_with_an_alarm() {
     too_many_mappings(65_536, 70_000);
+}
+
+/// The host's kernel takes fewer mappings than the guest's IOMMU.
+fn the_host_refuses(batch_mapping: bool) {
+    require_lab().unwrap();
+    // Pinned memory has an entry for each contiguous piece, so RAM alone may have too many.
+    let shared = Mapping {
+        use_va: true,
+        batch_mapping,
+    };
+    let entries = 1500;
+    let _mapping = OtherMapping::with_entries(shared, entries).unwrap();
+    let net = SimDevice::net("net", MAC, 1500).unwrap();
+    let arguments = BellhopArguments::stock()
+        .unwrap()
+        .cmdline("iommu.passthrough=0")
+        .argument("--iommu", "boot_bypass=on,mappings=65536");
+    let mut vm = Vm::boot(arguments, &net);
+    let asked = 2000;
+    let (before, full) = vm.fill(asked);
+    let number = |iommu: &Value, name: &str| iommu[name].as_u64().unwrap();
+    let refused = number(&full, "refused");
+    assert!(refused > 0, "{full}");
+    let accepted = number(&full, "mappings") - number(&before, "mappings");
+    assert_eq!(accepted + refused, asked, "{before} {full}");
+    assert!(number(&full, "mappings") <= entries.into(), "{full}");
+    let refusal = &full["last_refusal"];
+    assert_eq!(refusal["device"], "nic", "{refusal}");
+    let cause = refusal["cause"].as_str().unwrap();
+    assert!(cause.contains("the kernel refused"), "{refusal}");
+    let off = vm.recovers(&net);
+    assert_eq!(number(&off, "refused"), refused, "{off}");
+    assert!(vm.guest.power_off().unwrap().success());
+}
+
+#[test]
+fn more_mappings_than_the_host_takes_are_refused_and_the_nic_works() {
+    the_host_refuses(false);
+}
+
+#[test]
+fn more_mappings_than_the_host_takes_in_batches_are_refused_and_the_nic_works() {
+    the_host_refuses(true);
 }
 
 #[test]

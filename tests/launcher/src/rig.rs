@@ -310,8 +310,13 @@ impl Mapping {
     /// The parameters of `vdpa_sim` for this mapping. The simulator keeps an entry for each
     /// contiguous piece of pinned memory, as vhost_vdpa does. A guest's IOMMU has at most 65,536.
     pub fn parameters(self) -> String {
+        self.parameters_with(131_072)
+    }
+
+    /// Like [`Self::parameters`], with another limit of entries.
+    pub fn parameters_with(self, entries: u32) -> String {
         format!(
-            "use_va={} batch_mapping={} max_iotlb_entries=131072",
+            "use_va={} batch_mapping={} max_iotlb_entries={entries}",
             u8::from(self.use_va),
             u8::from(self.batch_mapping)
         )

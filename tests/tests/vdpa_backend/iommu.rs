@@ -1,6 +1,7 @@
 //! A device behind the guest's IOMMU: what it reaches, as its traffic and its mappings show.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use devices::virtio::backend::{Backend as _, Translated};
 use devices::virtio::vdpa::VdpaOptions;
@@ -8,10 +9,12 @@ use lab::sim::{Mapping, SimDevice};
 use vdpa::iotlb::Access;
 use vdpa::iova::IovaRange;
 use vdpa::memory::{AddressSpace, Change, Mode, Piece};
+use vm_memory::{Bytes as _, GuestAddress};
 
-use super::support::frames::exchange;
+use super::support::frames::{Loopback as _, exchange, packet};
 use super::support::guest::{HIGH, REGION};
 use super::support::machine::{Machine, options};
+use super::support::nic::PATIENCE;
 use super::support::{MAC, net};
 
 const ACCESS_PLATFORM: u64 = 1 << 33;
@@ -128,11 +131,68 @@ fn a_blocked_device_reaches_nothing_until_its_driver_starts_it() {
         let mapped = machine.backend.mapped_bytes();
         translated(&mut machine).block();
         assert_eq!(machine.backend.mapped_bytes() + 2 * REGION, mapped);
-        let outcome = machine.turn(std::time::Duration::from_secs(1));
+        let outcome = machine.turn(Duration::from_secs(1));
         assert!(outcome.needs_reset);
         machine.backend.reset();
         machine.start();
         assert_eq!(machine.backend.mapped_bytes(), mapped);
         exchange(&mut machine.nic, 20, &[MAC]);
+    }
+}
+
+/// The frames that the device received and could not write.
+fn unwritten(device: &SimDevice) -> u64 {
+    device.vstats(0).unwrap()["rx errors"].as_u64().unwrap()
+}
+
+/// Sends a frame, and waits until the device has failed to write one.
+#[track_caller]
+fn fails_to_write(machine: &mut Machine, device: &SimDevice, mapping: Mapping) {
+    let before = unwritten(device);
+    machine.nic.send(&packet(0, 1514, MAC));
+    let begin = Instant::now();
+    while unwritten(device) == before {
+        assert!(begin.elapsed() < PATIENCE, "{mapping:?}: it writes");
+    }
+}
+
+#[test]
+fn a_device_writes_nothing_after_an_unmap() {
+    for mapping in Mapping::ALL {
+        let device = net(mapping);
+        let mut machine = behind(&device);
+        let domain = space(Mode::Mapped);
+        translated(&mut machine).enter(&domain).unwrap();
+        change(&mut machine, &domain, &shifted());
+        machine.shift(SHIFT);
+        machine.start();
+        exchange(&mut machine.nic, 50, &[MAC]);
+
+        // The device has all receive buffers, which are one mapping, and frames for some of them.
+        for number in 0..4 {
+            machine.nic.send(&packet(number, 1514, MAC));
+        }
+        let range = IovaRange::from_size(HIGH + SHIFT, PIECE).unwrap();
+        change(&mut machine, &domain, &[Change::Unmap { range }]);
+        // The simulator's only thread has finished earlier frames when a later one fails.
+        fails_to_write(&mut machine, &device, mapping);
+        let buffers = GuestAddress(HIGH);
+        let pattern = vec![0x5a; usize::try_from(PIECE).unwrap()];
+        machine.memory.write_slice(&pattern, buffers).unwrap();
+        for _ in 0..3 {
+            fails_to_write(&mut machine, &device, mapping);
+        }
+        let mut found = vec![0; pattern.len()];
+        machine.memory.read_slice(&mut found, buffers).unwrap();
+        assert!(found == pattern, "{mapping:?}");
+
+        machine.backend.reset();
+        let piece = Piece {
+            gpa: HIGH,
+            access: Access::ReadWrite,
+        };
+        change(&mut machine, &domain, &[Change::Map { range, piece }]);
+        machine.start();
+        exchange(&mut machine.nic, 50, &[MAC]);
     }
 }
