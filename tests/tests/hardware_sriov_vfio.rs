@@ -13,7 +13,7 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::process::output;
 use lab::sriov::{SriovNic, VfDevice, VirtualFunction};
 use lab::temp_path::TempPath;
-use lab::traffic::exchange_both_ways;
+use lab::traffic::{Frames, exchange_both_ways, exchange_from};
 use lab::vmm_process::cost;
 use serde_json::json;
 
@@ -66,8 +66,20 @@ fn a_stock_guest_drives_a_function_by_vfio_across_rebinds() {
     assert!(flooded["rx"].as_u64() >= Some(600), "{flooded}");
     peer.command("echo-off").unwrap();
 
-    // What the machine cannot do with it, with the device's name.
+    // The guest resets the function while it has no driver.
     let client = Client::new(socket.path());
+    let resets = || {
+        let shown = client.get("/v1/vm/vfio/vf").unwrap();
+        shown["function"]["resets"].as_u64().unwrap()
+    };
+    let before = resets();
+    let reset = guest.command("reset-function").unwrap();
+    let methods = reset["methods"].as_str().unwrap_or_default();
+    assert!(methods.starts_with("flr"), "{reset}");
+    assert_eq!(resets(), before + 1);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
+
+    // What the machine cannot do with it, with the device's name.
     let program = std::env::var("BELLHOP").unwrap();
     let nowhere = json!({"send": {"destination": "unix:/tmp/vfio-nowhere"}});
     for (path, body) in [
@@ -90,6 +102,41 @@ fn a_stock_guest_drives_a_function_by_vfio_across_rebinds() {
     drop(guest);
     let mut guest = Guest::start(&stock(&function)).unwrap();
     exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
+    assert!(guest.power_off().unwrap().success());
+    assert!(peer.power_off().unwrap().success());
+    function.bind("virtio-pci").unwrap();
+}
+
+#[test]
+fn a_function_and_a_vdpa_nic_of_one_card_are_in_one_vm() {
+    let nic = SriovNic::enable(3).unwrap();
+    let function = nic.vf(0).unwrap();
+    bind(&function);
+    let own = VfDevice::add(nic.vf(1).unwrap()).unwrap();
+    let device = VfDevice::add(nic.vf(2).unwrap()).unwrap();
+    let small = || BellhopArguments::small().unwrap().memory("128M");
+    let mut peer = Guest::start(&small().vdpa(device.path())).unwrap();
+    let vfio = format!("host={},id=vf", function.address());
+    let arguments = small().vdpa(own.path()).argument("--vfio", &vfio);
+    let mut guest = Guest::start(&arguments).unwrap();
+    let ready = guest.ready().clone();
+    assert_eq!(ready["problems"], json!([]));
+    let nics = ready["nics"].as_array().unwrap();
+    assert_eq!(nics.len(), 2, "{ready}");
+    for mac in [function.mac(), own.function().mac()] {
+        let same = nics.iter().find(|nic| nic["mac"] == mac.as_str());
+        let name = same.and_then(|nic| nic["name"].as_str()).unwrap();
+        guest.command(&format!("up {name}")).unwrap();
+        for (count, size, window) in [(500, 64, 32), (200, 1514, 8)] {
+            let frames = Frames {
+                count,
+                size,
+                window,
+            };
+            let to = device.function().mac();
+            exchange_from(&mut guest, name, &mut peer, &to, frames).unwrap();
+        }
+    }
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
     function.bind("virtio-pci").unwrap();

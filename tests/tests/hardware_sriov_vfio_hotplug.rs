@@ -9,6 +9,7 @@
 mod guest_nics;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,7 @@ const SILENCE: Duration = Duration::from_secs(120);
 /// The VMM ejects a function that the guest does not eject after 10 s.
 const FORCED: Duration = Duration::from_secs(12);
 
+const PAGE: u64 = 4096;
 const MEMORY_KIB: u64 = 128 << 10;
 
 fn small() -> BellhopArguments {
@@ -73,14 +75,23 @@ impl<'nic> Scene<'nic> {
         std::thread::sleep(Duration::from_millis(300));
     }
 
-    /// Ends a flood whose NIC may be gone.
-    fn flood_ends(&mut self) {
+    /// Ends a flood whose NIC may be gone. Returns how many frames came back.
+    fn flood_ends(&mut self) -> u64 {
         let flooded = self.guest.command("flood-off").unwrap();
         for wrong in ["corrupt", "duplicate"] {
             assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
         }
-        assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
         self.peer.command("echo-off").unwrap();
+        let returned = flooded["rx"].as_u64().unwrap();
+        assert!(returned > 0, "{flooded}");
+        returned
+    }
+
+    /// Accesses to BARs of the function `vf` that exited.
+    fn trapped(&self) -> u64 {
+        let shown = self.client.get("/v1/vm/vfio/vf").unwrap();
+        let count = |name: &str| shown["function"][name].as_u64().unwrap();
+        count("trapped_reads") + count("trapped_writes")
     }
 
     /// A request that is refused with this status.
@@ -172,11 +183,17 @@ fn a_confined_vm_gets_and_returns_a_function_by_request() {
         scene.talk(&mac);
         assert!(pinned_kib(&scene.guest) >= MEMORY_KIB);
         if cycle == 0 {
-            is_shown(&scene);
+            is_shown(&scene, &function);
         }
+        let trapped = scene.trapped();
         scene.flood();
+        let trapped = scene.trapped() - trapped;
         scene.unplug("vf");
-        scene.flood_ends();
+        let returned = scene.flood_ends();
+        assert!(
+            trapped * 20 < returned,
+            "{trapped} exits, {returned} frames"
+        );
         wait_nics(&mut scene.guest, &[]);
         assert_eq!(pinned_kib(&scene.guest), 0);
         let now = cost(scene.guest.pid()).unwrap();
@@ -195,14 +212,82 @@ fn a_confined_vm_gets_and_returns_a_function_by_request() {
     scene.power_off();
 }
 
+/// All pages of the function's memory BARs but those of MSI-X, by the host's view: BAR, offset and
+/// size.
+fn mappable(function: &VirtualFunction<'_>) -> Vec<[u64; 3]> {
+    let directory = Path::new("/sys/bus/pci/devices").join(function.address());
+    let config = fs::read(directory.join("config")).unwrap();
+    let u32_at = |at: usize| u32::from_le_bytes(config[at..at + 4].try_into().unwrap());
+    let mut msix = usize::from(config[0x34]);
+    while config[msix] != 0x11 {
+        msix = usize::from(config[msix + 1]);
+        assert_ne!(msix, 0, "no MSI-X");
+    }
+    let vectors = u64::from(u32_at(msix) >> 16 & 0x7ff) + 1;
+    let holes = [
+        (msix + 4, vectors * 16),
+        (msix + 8, vectors.div_ceil(64) * 8),
+    ];
+    let holes = holes.map(|(register, len)| {
+        let (place, offset) = (u32_at(register), u64::from(u32_at(register) & !7));
+        (
+            u64::from(place & 7),
+            offset / PAGE,
+            (offset + len).div_ceil(PAGE),
+        )
+    });
+    let mut areas: Vec<[u64; 3]> = Vec::new();
+    let resources = fs::read_to_string(directory.join("resource")).unwrap();
+    for (bar, line) in (0..6).zip(resources.lines()) {
+        let words = line
+            .split(' ')
+            .map(|word| u64::from_str_radix(&word[2..], 16));
+        let words: Vec<u64> = words.map(Result::unwrap).collect();
+        let [start, end, flags] = words[..] else {
+            panic!("{line}");
+        };
+        // IORESOURCE_MEM
+        let size = if flags & 0x200 == 0 {
+            0
+        } else {
+            end + 1 - start
+        };
+        for page in 0..size / PAGE {
+            if holes
+                .iter()
+                .any(|(at, first, end)| *at == bar && (*first..*end).contains(&page))
+            {
+                continue;
+            }
+            match areas.last_mut() {
+                Some([at, offset, size]) if *at == bar && *offset + *size == page * PAGE => {
+                    *size += PAGE;
+                }
+                _ => areas.push([bar, page * PAGE, PAGE]),
+            }
+        }
+    }
+    // More than one page, so that this proves sizes.
+    assert!(areas.iter().any(|[.., size]| *size > PAGE), "{areas:?}");
+    areas
+}
+
 /// The views of a plugged function, and the requests that it prevents.
 #[track_caller]
-fn is_shown(scene: &Scene<'_>) {
+fn is_shown(scene: &Scene<'_>, host: &VirtualFunction<'_>) {
     let shown = scene.client.get("/v1/vm/vfio/vf").unwrap();
     let function = &shown["function"];
     assert_eq!(function["driver"], "vfio-pci", "{shown}");
     assert!(function["connected_vectors"].as_u64() >= Some(2), "{shown}");
-    assert!(function["areas"][0]["address"].is_u64(), "{shown}");
+    let areas = function["areas"].as_array().unwrap();
+    let number = |area: &Value, name: &str| area[name].as_u64().unwrap();
+    let mapped = areas.iter().map(|area| {
+        // Its BAR's place in the guest, the same for all areas of the BAR.
+        assert_eq!(number(area, "address") % PAGE, 0, "{shown}");
+        ["bar", "offset", "size"].map(|name| number(area, name))
+    });
+    let mapped: Vec<[u64; 3]> = mapped.collect();
+    assert_eq!(mapped, mappable(host), "{shown}");
     assert_eq!(
         (&function["failed"], &function["faults"]),
         (&json!(false), &json!(0))

@@ -10,10 +10,14 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use guest_nics::wait_nics;
+use lab::api::Client;
+use lab::endurance::soak;
 use lab::guest::{BellhopArguments, Guest};
 use lab::igb::IgbNic;
+use lab::notice::{Kind, notice};
 use lab::process::output;
 use lab::sriov::{SriovNic, VfDevice};
+use lab::temp_path::TempPath;
 use lab::traffic::exchange_both_ways;
 use lab::vmm_process::cost;
 use serde_json::json;
@@ -73,16 +77,23 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
         "{reset}"
     );
     exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
-    guest.command("reboot").unwrap();
-    let ready = guest.wait_ready(SILENCE).unwrap();
-    assert_eq!(ready["nics"][0]["mac"], mac);
-    guest.command("up eth0").unwrap();
-    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
-    let after = cost(guest.pid()).unwrap();
-    assert_eq!(
-        (after.descriptors, after.threads),
-        (before.descriptors, before.threads)
-    );
+    let reboots = if soak() { 10 } else { 1 };
+    if reboots == 1 {
+        notice(Kind::Thinned, "igb: 1 reboot of 10");
+    }
+    for reboot in 1..=reboots {
+        guest.command("reboot").unwrap();
+        let ready = guest.wait_ready(SILENCE).unwrap();
+        assert_eq!(ready["nics"][0]["mac"], mac, "reboot {reboot}");
+        guest.command("up eth0").unwrap();
+        exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
+        let after = cost(guest.pid()).unwrap();
+        assert_eq!(
+            (after.descriptors, after.threads),
+            (before.descriptors, before.threads),
+            "reboot {reboot}"
+        );
+    }
 
     // The host removes all virtual functions under traffic.
     peer.command("echo-on").unwrap();
@@ -103,6 +114,58 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
         assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
     }
     assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
+    assert!(!guest.console().contains("ERROR"), "{}", guest.console());
+    assert!(guest.power_off().unwrap().success());
+    assert!(peer.power_off().unwrap().success());
+}
+
+/// Through iommufd.
+#[test]
+fn a_killed_vm_leaves_its_igb_function_to_the_next_one_which_unplugs_it() {
+    let nic = SriovNic::enable(1).unwrap();
+    let igb = IgbNic::plug(1).unwrap();
+    let function = igb.vf(0).unwrap();
+    output(Command::new("modprobe").arg("vfio-pci")).unwrap();
+    function.bind("vfio-pci").unwrap();
+    let device = VfDevice::add(nic.vf(0).unwrap()).unwrap();
+    let (mac, other) = (function.mac(), device.function().mac());
+    let small = BellhopArguments::small().unwrap().memory("128M");
+    let mut peer = Guest::start(&small.vdpa(device.path())).unwrap();
+    let socket = TempPath::new("igb.socket");
+    let stock = BellhopArguments::stock().unwrap().memory("256M");
+    let vfio = format!("host={},id=vf", function.address());
+    let stock = stock.argument("--vfio", &vfio);
+    let stock = stock.argument("--api-socket", socket.text());
+    let mut guest = Guest::start(&stock).unwrap();
+    guest.command("up eth0").unwrap();
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
+    peer.command("echo-on").unwrap();
+    let flood = format!("flood-on 300 16 eth0 to {other}");
+    guest.command(&flood).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    // Dropping a guest kills its process.
+    drop(guest);
+    let echoed = peer.command("echo-off").unwrap();
+    assert!(echoed["echoed"].as_u64() > Some(0), "{echoed}");
+
+    let mut guest = Guest::start(&stock).unwrap();
+    wait_nics(&mut guest, &[&mac]);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
+    let api = Client::new(socket.path());
+    let path = "/v1/vm/vfio/vf";
+    let asked = api.done("DELETE", path, None).unwrap();
+    assert_eq!(asked["state"], "UnplugRequested", "{asked}");
+    wait_nics(&mut guest, &[]);
+    let begin = Instant::now();
+    while api.ask("GET", path, None).unwrap().status != 404 {
+        assert!(begin.elapsed() < SILENCE, "{}", guest.console());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let wanted = json!({"host": function.address()});
+    let plugged = api.done("PUT", path, Some(&wanted)).unwrap();
+    assert_eq!(plugged["state"], "Plugged", "{plugged}");
+    wait_nics(&mut guest, &[&mac]);
+    exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
     assert!(!guest.console().contains("ERROR"), "{}", guest.console());
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());

@@ -1,4 +1,4 @@
-//! Pages of devices as memory slots against a real `/dev/kvm`. The page belongs to a memfd and is
+//! Pages of devices as memory slots against a real `/dev/kvm`. The pages belong to a file and are
 //! mapped for writes only, like a device's page in the kernel. KVM treats a guest's read of either
 //! alike. Fails with a message without KVM.
 
@@ -18,10 +18,11 @@ use support::{MMIO, PATIENCE, PORT, Rig};
 use vmm::kvm::device_mappings::KvmDeviceMappings;
 use vmm::vcpu::{FaultHandler, VcpuFailure};
 
-/// A page of a memfd, mapped write-only.
+/// Pages of a file, mapped write-only.
 #[derive(Debug)]
 struct Page {
     address: *mut libc::c_void,
+    size: usize,
     file: File,
 }
 
@@ -32,6 +33,11 @@ unsafe impl Sync for Page {}
 
 impl Page {
     fn new() -> Arc<Self> {
+        Self::several(1)
+    }
+
+    fn several(count: usize) -> Arc<Self> {
+        let size = count * 4096;
         let path = std::env::temp_dir().join(format!(
             "bellhop-doorbell-{}-{:?}",
             std::process::id(),
@@ -45,12 +51,12 @@ impl Page {
             .open(&path)
             .unwrap();
         std::fs::remove_file(&path).unwrap();
-        file.set_len(4096).unwrap();
+        file.set_len(size as u64).unwrap();
         // SAFETY: a new mapping at an address of the kernel's choice.
         let address = unsafe {
             libc::mmap(
                 ptr::null_mut(),
-                4096,
+                size,
                 libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 file.as_raw_fd(),
@@ -58,12 +64,20 @@ impl Page {
             )
         };
         assert_ne!(address, libc::MAP_FAILED);
-        Arc::new(Self { address, file })
+        Arc::new(Self {
+            address,
+            size,
+            file,
+        })
     }
 
     fn word(&self) -> u16 {
+        self.word_at(0)
+    }
+
+    fn word_at(&self, offset: u64) -> u16 {
         let mut bytes = [0; 2];
-        self.file.read_exact_at(&mut bytes, 0).unwrap();
+        self.file.read_exact_at(&mut bytes, offset).unwrap();
         u16::from_le_bytes(bytes)
     }
 }
@@ -71,14 +85,18 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         // SAFETY: the mapping has no user any more.
-        unsafe { libc::munmap(self.address, 4096) };
+        unsafe { libc::munmap(self.address, self.size) };
     }
 }
 
-// SAFETY: one mapping of a page, which stays as long as the value lives.
+// SAFETY: one mapping of this size, which stays as long as the value lives.
 unsafe impl DevicePages for Page {
     fn host_address(&self) -> u64 {
         self.address.addr() as u64
+    }
+
+    fn size(&self) -> u64 {
+        self.size as u64
     }
 }
 
@@ -169,6 +187,45 @@ fn a_store_reaches_the_page_and_no_thread() {
         rig.restart();
     }
     assert!(rig.mmio.is_empty(), "no store exited");
+    assert_eq!(remedy.asked.load(Ordering::SeqCst), 0);
+    assert_eq!(rig.slots.count(), 1);
+}
+
+#[test]
+fn stores_reach_each_of_several_pages() {
+    const PAGES: u16 = 3;
+    let last = MMIO + PAGES * 0x1000 - 2;
+    let (rig, mappings, remedy) = rig(&join(&[
+        &asm::store(MMIO, 1),
+        &asm::store(MMIO + 0x1000, 2),
+        &asm::store(last, 3),
+        &asm::out(PORT, b'.'),
+        HALT_FOR_EVER,
+    ]));
+    let pages = Page::several(PAGES.into());
+    mappings.map(MMIO.into(), pages.clone()).unwrap();
+    // In the middle, and across the end.
+    for (offset, count) in [(0x1000, 1), (0x2000, 2)] {
+        let address = u64::from(MMIO) + offset;
+        mappings.map(address, Page::several(count)).unwrap_err();
+    }
+    rig.vcpus.resume();
+    rig.port.take(1);
+    rig.vcpus.pause();
+    let offsets = [0, 0x1000, u64::from(last - MMIO)];
+    assert_eq!(offsets.map(|offset| pages.word_at(offset)), [1, 2, 3]);
+    assert!(rig.mmio.is_empty(), "no store exited");
+
+    // All of them leave the guest at once.
+    mappings.unmap(MMIO.into()).unwrap();
+    pages.file.write_all_at(&[0; 0x3000], 0).unwrap();
+    rig.restart();
+    rig.vcpus.resume();
+    rig.port.take(1);
+    rig.vcpus.pause();
+    assert_eq!(rig.mmio.take(1), [(0, vec![1, 0])]);
+    assert_eq!(offsets.map(|offset| pages.word_at(offset)), [0; 3]);
+    assert_eq!(Arc::strong_count(&pages), 1, "the pages are let go");
     assert_eq!(remedy.asked.load(Ordering::SeqCst), 0);
     assert_eq!(rig.slots.count(), 1);
 }

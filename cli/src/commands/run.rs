@@ -136,7 +136,7 @@ pub(crate) struct Arguments {
         value_parser = vfio_device,
         requires = "described",
         help = "The same as --vfio, as Cloud Hypervisor has it: path=DIRECTORY in sysfs \
-                [,id=NAME] (may be repeated)"
+                [,id=NAME][,iommu=on] (may be repeated)"
     )]
     device: Vec<VfioConfig>,
 
@@ -354,13 +354,6 @@ struct DeviceOptions {
 
 fn vfio_device(text: &str) -> Result<VfioConfig, String> {
     let options: DeviceOptions = from_key_value(text).map_err(|error| error.to_string())?;
-    if options.iommu {
-        return Err(
-            "iommu=on is not supported: a VFIO device cannot lie behind the guest's IOMMU; a vDPA \
-             device can (--vdpa with iommu=on)"
-                .to_owned(),
-        );
-    }
     if options.pci_segment != 0 {
         return Err(format!(
             "pci_segment={} is not supported: the guest has one PCI segment, 0",
@@ -372,7 +365,7 @@ fn vfio_device(text: &str) -> Result<VfioConfig, String> {
         id: options.id,
         allow_pf: false,
         iommufd: true,
-        iommu: false,
+        iommu: options.iommu,
         standby: None,
     })
 }
@@ -618,10 +611,11 @@ mod tests {
     #[test]
     fn a_device_has_the_options_of_cloud_hypervisor() {
         let path = "path=/sys/bus/pci/devices/0000:03:10.1";
-        let read = vfio_device(&format!("{path},id=a,iommu=off,pci_segment=0")).unwrap();
-        assert_eq!(read, format!("{path},id=a").parse().unwrap());
+        for (more, same) in [("iommu=off,pci_segment=0", ""), ("iommu=on", ",iommu=on")] {
+            let read = vfio_device(&format!("{path},id=a,{more}")).unwrap();
+            assert_eq!(read, format!("{path},id=a{same}").parse().unwrap());
+        }
         for (more, words) in [
-            ("iommu=on", "--vdpa with iommu=on"),
             ("pci_segment=1", "one PCI segment"),
             ("x_nv_gpudirect_clique=0", "x_nv_gpudirect_clique"),
         ] {

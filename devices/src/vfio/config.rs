@@ -121,7 +121,8 @@ impl<'a> DeviceConfig<'a> {
         };
         if config.u16(0) == 0xffff {
             return Err(Error::other(
-                "the function does not answer: its vendor ID reads 0xffff",
+                "the function does not answer, its vendor ID reads 0xffff: power-cycle the host, \
+                 or use another function",
             ));
         }
         if config.u8(HEADER_TYPE) & 0x7f != 0 || config.u8(0x0b) == CLASS_BRIDGE {
@@ -174,13 +175,15 @@ impl<'a> DeviceConfig<'a> {
             .filter(|capability| self.body(*capability, 10).is_some())
             .ok_or_else(|| {
                 Error::other(
-                    "the device has no MSI-X, and interrupts by INTx or MSI are not supported",
+                    "the device has no MSI-X, and interrupts by INTx or MSI are not supported: \
+                     use a function that has it (lspci -vv shows MSI-X)",
                 )
             })?;
         let vectors = (self.u16(capability + 2) & 0x7ff) + 1;
         if u32::from(vectors) > description.vectors {
             return Err(Error::other(format!(
-                "the device has {vectors} MSI-X vectors, and the host gives {}",
+                "the device has {vectors} MSI-X vectors, and the host gives {}: use another \
+                 function or host",
                 description.vectors
             )));
         }
@@ -198,7 +201,7 @@ impl<'a> DeviceConfig<'a> {
             if !fits || !memory {
                 return Err(Error::other(format!(
                     "the device has MSI-X structures at {offset:#x} of BAR {bar}, outside its \
-                     memory"
+                     memory: use another function or host"
                 )));
             }
             Ok(Part { bar, offset, len })

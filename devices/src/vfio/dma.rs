@@ -60,12 +60,10 @@ vdpa::opaque_debug! {
 impl Space {
     fn open(hypervisor: Arc<VfioDeviceFd>, iommufd: bool) -> Result<Self, Error> {
         if iommufd {
-            let failed = format!("cannot use {IOMMUFD}");
-            let file = IommuFd::new().map_err(Error::context(failed.clone()))?;
+            let file = IommuFd::new().map_err(|error| cannot_use_iommufd().because(error))?;
             let space = VfioIommufd::new(Arc::new(file), None, Some(hypervisor));
-            return Ok(Self::Iommufd(Arc::new(
-                space.map_err(Error::context(failed))?,
-            )));
+            let space = space.map_err(|error| cannot_use_iommufd().because(error))?;
+            return Ok(Self::Iommufd(Arc::new(space)));
         }
         let container = VfioContainer::new(Some(hypervisor)).map_err(cannot_use_container)?;
         Ok(Self::Container(Arc::new(container)))
@@ -330,6 +328,13 @@ impl Dma {
     }
 }
 
+fn cannot_use_iommufd() -> Error {
+    Error::other(format!(
+        "cannot use {IOMMUFD}: load the module (modprobe iommufd), run as root or give this user \
+         access, or use a container of VFIO (iommufd=off)"
+    ))
+}
+
 fn cannot_use_container(source: VfioError) -> Error {
     let message = match &source {
         VfioError::OpenContainer(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -342,7 +347,10 @@ fn cannot_use_container(source: VfioError) -> Error {
             "the host's VFIO has no type 1 IOMMU: enable the IOMMU in the firmware and on the \
              kernel's command line (intel_iommu=on), and load vfio_iommu_type1"
         }
-        _ => "cannot use /dev/vfio/vfio",
+        _ => {
+            "cannot use /dev/vfio/vfio: load the modules (modprobe -a vfio-pci vfio_iommu_type1), \
+             or use iommufd where the host has it"
+        }
     };
     Error::other(message).because(source)
 }
@@ -445,7 +453,10 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_locked_memory_is_named() {
+    fn the_remedies_of_an_address_space_are_named() {
+        assert!(cannot_use_iommufd().to_string().contains("iommufd=off"));
+        let other = cannot_use_container(VfioError::VfioApiVersion).to_string();
+        assert!(other.contains("modprobe -a vfio-pci"), "{other}");
         let text = |error: io::Error| cannot_map((0, error)).to_string();
         let errno_of = io::Error::from_raw_os_error;
         assert!(text(errno_of(libc::ENOMEM)).contains("LimitMEMLOCK="));

@@ -2,9 +2,9 @@
 //! tests below, which need no fuzzer.
 //!
 //! The first byte selects whether the device can add vectors. Steps then change the device's bytes
-//! and BARs, until the first other step opens it. For any steps each call ends without a panic. The
-//! model of the host panics at each write that is not in the allowlist. It also panics if a page
-//! stays mapped while the memory is disabled.
+//! and BARs and select a failure, until the first other step opens it. For any steps each call ends
+//! without a panic. The model of the host panics at each write that is not in the allowlist. It
+//! also panics if a page stays mapped while the memory is disabled.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,13 +13,22 @@ use super::model::{Fault, Rig, config_u32, region, shown, virtio_config};
 use super::*;
 
 /// The failures of the host that a step chooses from.
-const FAULTS: [Option<Fault>; 5] = [
+const FAULTS: [Option<Fault>; 9] = [
     None,
     Some(Fault::Read),
+    Some(Fault::Write),
+    Some(Fault::Map(0)),
+    Some(Fault::Map(1)),
+    Some(Fault::SetError),
     Some(Fault::SetVectors),
     Some(Fault::DisableVectors),
     Some(Fault::Reset),
 ];
+/// The failure with this number.
+fn fault(number: u8) -> Option<Fault> {
+    FAULTS[usize::from(number) % FAULTS.len()]
+}
+
 /// The largest access of a guest, in bytes, and the end of its configuration space.
 const ACCESS: usize = 8;
 const CONFIG_END: u16 = 4096;
@@ -52,8 +61,14 @@ struct Opened {
 
 impl Opened {
     /// `None`: the function is refused.
-    fn new(config: &[u8; CONFIG_SPACE_SIZE], regions: [Region; BARS], variant: u8) -> Option<Self> {
+    fn new(
+        config: &[u8; CONFIG_SPACE_SIZE],
+        regions: [Region; BARS],
+        variant: u8,
+        fault: Option<Fault>,
+    ) -> Option<Self> {
         let mut rig = Rig::new(config, regions);
+        rig.model.set_fault(fault);
         rig.description.resizable = variant & 1 == 1;
         let device = rig.open().ok()?;
         let ids = shown(&device);
@@ -99,16 +114,19 @@ impl Opened {
                 device.memory_fault(address);
             }
             Step::Reset => device.reset(),
-            Step::Fault(number) => {
-                let number = usize::from(number) % FAULTS.len();
-                rig.model.set_fault(FAULTS[number]);
-            }
+            Step::Fault(number) => rig.model.set_fault(fault(number)),
         }
         let state = rig.model.state.lock();
         assert!(state.connected <= usize::from(device.msix_places.vectors));
-        assert!(state.command & 2 != 0 || rig.mappings.all().is_empty());
         let shown = config_u32(device, COMMAND) & u32::from(COMMAND_MASK);
-        assert_eq!(u32::from(state.command), shown);
+        // A page that is mapped after a failed write answers by a fault of the guest.
+        let enabled = if state.stale {
+            shown
+        } else {
+            state.command.into()
+        };
+        assert!(enabled & 2 != 0 || rig.mappings.all().is_empty());
+        assert_eq!(enabled, shown);
     }
 
     /// Closes the function.
@@ -116,7 +134,9 @@ impl Opened {
         let Self { rig, device } = self;
         drop(device);
         assert!(rig.mappings.all().is_empty());
-        assert_eq!((rig.model.command(), rig.model.connected()), (0, 0));
+        assert_eq!(rig.model.connected(), 0);
+        let state = rig.model.state.lock();
+        assert!(state.command == 0 || state.stale);
     }
 }
 
@@ -128,6 +148,7 @@ pub fn vfio_anything(input: &[u8]) {
     let mut config = virtio_config();
     let mut regions = Rig::virtio().description.regions;
     let mut opened = None;
+    let mut at_open = None;
     for step in crate::steps::steps(rest) {
         match (&opened, step) {
             (None, Step::Byte(offset, value)) => config[usize::from(offset)] = value,
@@ -137,8 +158,9 @@ pub fn vfio_anything(input: &[u8]) {
                     _ => Region::default(),
                 };
             }
+            (None, Step::Fault(number)) => at_open = fault(number),
             (None, step) => {
-                let Some(function) = Opened::new(&config, regions.clone(), variant) else {
+                let Some(function) = Opened::new(&config, regions.clone(), variant, at_open) else {
                     return;
                 };
                 function.run(step);
@@ -163,6 +185,7 @@ mod tests {
         prop_oneof![
             3 => any::<(u8, u8)>().prop_map(|(offset, value)| Step::Byte(offset, value)),
             1 => (0..6u8, 0..32u8).prop_map(|(bar, order)| Step::Region(bar, order)),
+            1 => any::<u8>().prop_map(Step::Fault),
         ]
     }
 
@@ -183,7 +206,7 @@ mod tests {
                 .prop_map(|(bar, page)| Step::Moved(bar, page)),
             1 => any::<Option<u64>>().prop_map(Step::Memory),
             1 => Just(Step::Reset),
-            1 => (0..5u8).prop_map(Step::Fault),
+            1 => any::<u8>().prop_map(Step::Fault),
         ]
     }
 

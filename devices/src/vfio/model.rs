@@ -19,6 +19,8 @@ use crate::testing::{FakeDeviceMappings, FakePage, FakeVectors, Reached};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     Read,
+    /// Any write, which changes nothing.
+    Write,
     SetVectors,
     DisableVectors,
     SetError,
@@ -39,6 +41,8 @@ pub(super) enum Fault {
 pub(super) struct ModelState {
     pub(super) config: Vec<u8>,
     pub(super) command: u16,
+    /// The last write of `command` has failed.
+    pub(super) stale: bool,
     /// All writes: region, offset, data.
     pub(super) writes: Vec<(u8, u64, Vec<u8>)>,
     pub(super) connected: usize,
@@ -117,6 +121,7 @@ impl Host for Arc<Model> {
     }
 
     fn write(&self, region: u8, offset: u64, data: &[u8]) -> io::Result<()> {
+        let failed = self.fails(Fault::Write);
         let mut state = self.state.lock();
         state.writes.push((region, offset, data.to_vec()));
         if region == CONFIG {
@@ -124,12 +129,15 @@ impl Host for Arc<Model> {
             assert_eq!((offset, command & !6), (4, 0), "not in the allowlist");
             let mapped = self.mappings.all();
             assert!(command & 2 != 0 || mapped.is_empty(), "{mapped:?}");
-            state.command = command;
+            state.stale = failed.is_err();
+            if failed.is_ok() {
+                state.command = command;
+            }
         } else {
             let end = offset + u64::try_from(data.len()).unwrap();
             assert!(end <= self.regions[usize::from(region)].size);
         }
-        Ok(())
+        failed
     }
 
     fn map(&self, bar: u8, offset: u64, size: u64) -> io::Result<Arc<dyn DevicePages>> {
@@ -168,7 +176,10 @@ impl Host for Arc<Model> {
 
     fn reset(&self) -> io::Result<()> {
         assert!(self.mappings.all().is_empty());
-        assert_eq!(self.state.lock().command, 0);
+        {
+            let state = self.state.lock();
+            assert!(state.command == 0 || state.stale);
+        }
         self.state.lock().resets += 1;
         self.state.lock().migration = RUNNING;
         if self.fails(Fault::Busy).is_err() {

@@ -284,7 +284,10 @@ fn cannot_open(source: VfioError) -> Error {
             Some(libc::EACCES | libc::EPERM) => format!(
                 "no permission to open /dev/vfio/{group}: run as root, or give this user access"
             ),
-            _ => format!("cannot open /dev/vfio/{group}"),
+            _ => format!(
+                "cannot open /dev/vfio/{group}: load vfio-pci (modprobe vfio-pci), and bind the \
+                 function again"
+            ),
         },
         VfioError::OpenDeviceCdev(error)
             if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) =>
@@ -315,9 +318,25 @@ fn cannot_open(source: VfioError) -> Error {
              interrupt to the host.)"
                 .to_owned()
         }
-        _ => "cannot open the device with VFIO".to_owned(),
+        _ => "cannot open the device with VFIO: look into the host's kernel log (dmesg), and use \
+              another function or host"
+            .to_owned(),
     };
     Error::other(message).because(source)
+}
+
+fn no_pci_device(address: &str) -> Error {
+    Error::other(format!(
+        "{address} is not a PCI device of VFIO: bind it to vfio-pci or a variant of it (bellhop \
+         bind pci/{address} vfio-pci)"
+    ))
+}
+
+fn two_descriptions(address: &str, region: u8) -> Error {
+    Error::other(format!(
+        "the kernel describes region {region} of {address} in two ways: use another function or \
+         host, and report it with the output of `bellhop report`"
+    ))
 }
 
 impl HostDevice {
@@ -335,9 +354,7 @@ impl HostDevice {
         let failed = |call: &str| Error::context(format!("{call} failed"));
         let info = uapi::device_info(&self.device.file).map_err(failed("VFIO_DEVICE_GET_INFO"))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 {
-            return Err(Error::other(format!(
-                "{address} is not a PCI device of VFIO"
-            )));
+            return Err(no_pci_device(address));
         }
         if info.flags & VFIO_DEVICE_FLAGS_RESET == 0 {
             return Err(Error::other(format!(
@@ -350,9 +367,7 @@ impl HostDevice {
             let info = uapi::region_info(&self.device.file, index.into())
                 .map_err(failed("VFIO_DEVICE_GET_REGION_INFO"))?;
             if !self.agrees(&info) {
-                return Err(Error::other(format!(
-                    "the kernel describes region {index} of {address} in two ways"
-                )));
+                return Err(two_descriptions(address, index));
             }
             if let Some(offset) = self.offsets.get_mut(usize::from(index)) {
                 *offset = info.offset;
@@ -505,6 +520,8 @@ mod tests {
     use std::os::fd::AsFd as _;
     use std::os::unix::fs::symlink;
 
+    use super::super::config::DeviceConfig;
+    use super::super::model::{Rig, virtio_config};
     use super::*;
 
     /// A directory as sysfs shows a function.
@@ -583,6 +600,40 @@ mod tests {
             text.contains("bind pci/0000:03:10.3 vfio-pci") && text.contains("group 7"),
             "{text}"
         );
+
+        // Of the kernel, and of the device.
+        let opened = |errno| {
+            let error = io::Error::from_raw_os_error(errno);
+            cannot_open(VfioError::OpenGroup(error, "7".to_owned()))
+        };
+        let msix = |bytes: &[(usize, u8)], vectors| {
+            let mut config = virtio_config();
+            for (offset, value) in bytes {
+                config[*offset] = *value;
+            }
+            let description = Description {
+                vectors,
+                ..Rig::virtio().description
+            };
+            let config = DeviceConfig::new(&config);
+            config
+                .and_then(|config| config.msix(&description).map(drop))
+                .unwrap_err()
+        };
+        for (error, words) in [
+            (opened(libc::EBUSY), "fuser -v /dev/vfio/7"),
+            (opened(libc::EACCES), "run as root"),
+            (opened(libc::ENODEV), "modprobe vfio-pci"),
+            (cannot_open(VfioError::VfioApiVersion), "dmesg"),
+            (no_pci_device("0000:03:10.1"), command),
+            (two_descriptions("0000:03:10.1", 2), "bellhop report"),
+            (msix(&[(0, 0xff), (1, 0xff)], 3), "power-cycle the host"),
+            (msix(&[(0x60, 0xaa)], 3), "lspci -vv"),
+            (msix(&[], 2), "another function or host"),
+            (msix(&[(0x64, 2)], 3), "another function or host"),
+        ] {
+            assert!(error.to_string().contains(words), "{error}");
+        }
     }
 
     #[test]
@@ -616,13 +667,6 @@ mod tests {
                 "{error}"
             );
         }
-    }
-
-    #[test]
-    fn a_busy_group_is_explained() {
-        let busy = io::Error::from_raw_os_error(libc::EBUSY);
-        let text = cannot_open(VfioError::OpenGroup(busy, "7".to_owned())).to_string();
-        assert!(text.contains("fuser -v /dev/vfio/7"), "{text}");
     }
 
     #[test]

@@ -209,6 +209,26 @@ fn an_error_of_the_device_is_shown_until_its_reset() {
 }
 
 #[test]
+fn a_write_that_fails_is_counted_and_tried_again() {
+    let rig = Rig::virtio();
+    let device = rig.open().unwrap();
+    rig.model.set_fault(Some(Fault::Write));
+    device.write_config(4, &[6, 0]);
+    device.write_bar(1, 0x900, &[1; 4]);
+    assert_eq!((rig.model.command(), device.describe().failures), (0, 2));
+    // The device is reset all the same.
+    device.reset();
+    assert_eq!((rig.model.resets(), device.describe().failures), (2, 3));
+    rig.model.set_fault(None);
+    device.write_config(4, &[6, 0]);
+    assert_eq!((rig.model.command(), device.describe().failures), (6, 3));
+    // Also at its end.
+    rig.model.set_fault(Some(Fault::Write));
+    drop(device);
+    assert_eq!((rig.model.resets(), rig.model.command()), (3, 6));
+}
+
+#[test]
 fn the_description_counts_what_exits() {
     let rig = Rig::virtio();
     let device = rig.open().unwrap();

@@ -33,6 +33,13 @@ pub(super) struct Quiesced {
     pub(super) arrived: Option<Arrived>,
 }
 
+impl Quiesced {
+    /// Whether its functions hold, or will load again, states without which it cannot start.
+    pub(super) fn has_states(&self) -> bool {
+        self.arrived.is_some() && !self.functions.is_empty()
+    }
+}
+
 /// The state of the devices of a machine from another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arrived {
@@ -54,4 +61,44 @@ pub struct HandOver {
     /// KVM's VM as it was in this program. KVM tears it down when the last descriptor closes, which
     /// takes long. So the other program closes this descriptor after the guest runs again.
     pub vm: OwnedFd,
+}
+
+#[cfg(test)]
+mod tests {
+    use devices::pci::{ConfigSpaceState, MsixState};
+    use devices::vfio::VfioState;
+
+    use super::*;
+
+    #[test]
+    fn only_a_machine_from_another_host_needs_its_functions() {
+        let function = SavedFunction {
+            id: "vf".to_owned(),
+            slot: 3,
+            state: VfioState {
+                config_space: ConfigSpaceState { bytes: Vec::new() },
+                msix: MsixState {
+                    entries: Vec::new(),
+                },
+                early: 0,
+                data: Vec::new(),
+            },
+        };
+        let has_states = |functions: Vec<SavedFunction>, arrived| {
+            let quiesced = Quiesced {
+                devices: Vec::new(),
+                functions,
+                iommu: None,
+                ran: true,
+                quiesced_for: QuiescedFor::Migration,
+                arrived,
+            };
+            quiesced.has_states()
+        };
+        for arrived in [Arrived::AtRest, Arrived::Tried] {
+            assert!(has_states(vec![function.clone()], Some(arrived)));
+            assert!(!has_states(Vec::new(), Some(arrived)));
+        }
+        assert!(!has_states(vec![function], None));
+    }
 }

@@ -26,6 +26,7 @@ use devices::pci::Slot;
 
 use super::error::RequestError;
 use super::parts::Machine;
+use super::quiesced::Quiesced;
 
 impl Machine {
     /// Looks for devices that the host removes, and closes them.
@@ -62,8 +63,10 @@ impl Machine {
         }
     }
 
-    /// Gives back functions that the host wants, and publishes errors of functions. A machine with
-    /// such a function is neither saved nor sent, so its devices may change.
+    /// Gives back functions that the host wants, and publishes errors of functions. The host waits,
+    /// so a function also leaves a machine that is being sent. The destination then refuses the
+    /// machine, or has the function's whole state. A machine that arrives keeps its functions until
+    /// it runs.
     pub(super) fn check_functions(&mut self) {
         let errors = self.device_manager.check_errors();
         let (asked, overdue) = self.device_manager.wanted_back();
@@ -74,7 +77,8 @@ impl Machine {
             tracing::warn!(%id, %slot, "the host wants the VFIO device back: the guest ejects it");
             self.hotplug.request_removal(slot);
         }
-        if overdue.is_empty() {
+        let waits = self.quiesced.as_ref().is_some_and(Quiesced::has_states);
+        if overdue.is_empty() || waits {
             return;
         }
         tracing::error!(slots = ?overdue, "the guest does not eject VFIO devices: removing them");

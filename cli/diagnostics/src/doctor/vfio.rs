@@ -12,6 +12,8 @@ use super::iommu::{GROUPS, enable};
 const PCI: &str = "/sys/bus/pci/devices";
 /// The file of IOMMU mappings.
 const CONTAINER: &str = "/dev/vfio/vfio";
+/// The file of IOMMU mappings that VMs prefer, on hosts that have it.
+const IOMMUFD: &str = "/dev/iommu";
 /// Whether VFIO works without interrupt remapping.
 const UNSAFE: &str = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
 /// Drivers that do not use the memory of their function.
@@ -41,6 +43,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
         Err(why) => return vec![Finding::unread("functions", &why)],
     };
     let mut findings = vec![container(host, !functions.is_empty())];
+    findings.extend(iommufd(host));
     let unsafe_interrupts = host.text(UNSAFE).is_ok_and(|text| text == "Y");
     if unsafe_interrupts {
         let found = "on: a guest with a function can send any interrupt to this host";
@@ -70,6 +73,18 @@ fn container(host: &Host, needed: bool) -> Finding {
         Err(error) => Finding::warning(CONTAINER, format!("this user cannot open it: {error}"))
             .mend("run the VM as root or by the node daemon, or: chmod 0666 /dev/vfio/vfio"),
     }
+}
+
+/// A VM that cannot open the file gets no function, unless that has `iommufd=off`.
+fn iommufd(host: &Host) -> Option<Finding> {
+    let found = match host.may_open(IOMMUFD) {
+        Ok(()) | Err(Errno::NOENT) => return None,
+        Err(error) => format!("this user cannot open it: {error}"),
+    };
+    let finding = Finding::warning(IOMMUFD, found);
+    let finding =
+        finding.mend("run the VM as root or by the node daemon, or: chmod 0666 /dev/iommu");
+    Some(finding.mend("or give functions with iommufd=off, which uses /dev/vfio/vfio"))
 }
 
 /// A function that is bound to VFIO.
@@ -149,7 +164,13 @@ mod tests {
         let findings = check(&tree.host());
         assert_eq!(findings[0].state, State::Ok);
         assert_eq!(findings[1].state, State::Warning);
+        tree.file(IOMMUFD, "");
+        let iommufd = |finding: &&Finding| finding.name == IOMMUFD;
+        assert_eq!(check(&tree.host()).iter().find(iommufd), None);
         let findings = check(&tree.host_without_rights());
         assert_eq!(findings[0].state, State::Warning);
+        let found = findings.iter().find(iommufd).unwrap();
+        assert_eq!(found.state, State::Warning);
+        assert!(found.remedy[1].contains("iommufd=off"), "{found:?}");
     }
 }

@@ -23,10 +23,11 @@ const OF_NODE: [(&str, &str); 5] = [
     ("events.txt", "/v1/events?since=0&follow=false"),
 ];
 /// The parts about a VM, and their paths below the VM's own path.
-const OF_MACHINE: [(&str, &[&str]); 4] = [
+const OF_MACHINE: [(&str, &[&str]); 5] = [
     ("config.json", &["config"]),
     ("nics.json", &["nics"]),
     ("disks.json", &["disks"]),
+    ("vfio.json", &["vfio"]),
     ("metrics.txt", &["metrics"]),
 ];
 

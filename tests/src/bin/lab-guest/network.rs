@@ -146,7 +146,13 @@ pub(crate) fn rebind_flooded(nic: &str, times: u64, frames: u64) -> Result<Value
 /// the preferred one first.
 pub(crate) fn reset_function(nic: &str) -> Result<Value> {
     let driver = Driver::of(nic)?;
-    let function = Path::new("/sys/bus/pci/devices").join(&driver.device);
+    let device = Path::new("/sys/class/net").join(nic).join("device");
+    let device = device
+        .canonicalize()
+        .map_err(Error::file("read", &device))?;
+    // A virtio device is below its function.
+    let function = device.ancestors().find(|path| path.join("reset").exists());
+    let function = function.unwrap_or(&device).to_owned();
     driver.rebind_after(|| files::write(&function.join("reset"), "1"))?;
     Ok(json!({ "methods": info::attribute(function.join("reset_method")) }))
 }
