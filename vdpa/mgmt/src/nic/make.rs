@@ -9,6 +9,7 @@ use super::origin::Plan;
 use super::phase::Phase;
 use super::record::{MadeNic, State, check_owner};
 use super::request::NicRequest;
+use super::server;
 use crate::bus::Bus;
 use crate::error::existing;
 
@@ -52,6 +53,11 @@ impl Nics {
     /// record.
     pub fn remove(&self, nic: &MadeNic, observer: &mut dyn Observer) -> Result<(), RemoveError> {
         self.check_removable(nic)?;
+        if nic.is_software() {
+            // A stopped process delays the deletion of its vDPA device. An error is reported when
+            // the process is ended.
+            let _ = server::resume(nic.name());
+        }
         let not_undone = Making::new(self, nic.clone(), &[], observer).remove();
         if not_undone.is_empty() {
             Ok(())
