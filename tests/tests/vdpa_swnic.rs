@@ -65,7 +65,7 @@ fn end_flood(guest: &mut Guest, lost: u64, duplicate: u64) {
         count("lost") <= lost && count("duplicate") <= duplicate,
         "{answer}"
     );
-    assert!(count("rx") > 2 * lost, "{answer}");
+    assert!(count("rx") > 2 * duplicate, "{answer}");
 }
 
 fn negotiated(guest: &Guest, bit: usize) -> bool {
@@ -416,7 +416,8 @@ fn the_processes_of_a_broken_device_end_and_the_error_names_the_remedy() {
     nic.signal(Signal::TERM).unwrap();
     let (status, text) = nic.end().unwrap();
     assert!(status.success(), "{text}");
-    assert_eq!(text.matches(wanted).count(), 1, "{text}");
+    let reported = text.matches("cannot start the process").count();
+    assert!(reported == 1 && text.contains(wanted), "{text}");
     assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
     Swnic::start("lab-sw0", &words).unwrap();
 }
@@ -484,7 +485,9 @@ fn a_nic_stays_after_its_command_is_killed_and_names_are_not_shared() {
     for process in swnic::processes("lab-sw0").unwrap() {
         kill_process(process, Signal::STOP).unwrap();
     }
+    let begin = Instant::now();
     assert_eq!(delete(), (true, String::new()));
+    assert!(begin.elapsed() < LIMIT, "{:?}", begin.elapsed());
     assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
 
     // A failure names its cause and leaves nothing.
