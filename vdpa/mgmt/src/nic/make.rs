@@ -52,12 +52,12 @@ impl Nics {
     /// [`RemoveError::Incomplete`] with the steps that could not be undone: they are still in the
     /// record.
     pub fn remove(&self, nic: &MadeNic, observer: &mut dyn Observer) -> Result<(), RemoveError> {
-        self.check_removable(nic)?;
         if nic.is_software() {
-            // A stopped process delays the deletion of its vDPA device. An error is reported when
-            // the process is ended.
+            // The kernel would wait for a stopped process as soon as the device is opened. An error
+            // is reported when the process is ended.
             let _ = server::resume(nic.name());
         }
+        self.check_removable(nic)?;
         let not_undone = Making::new(self, nic.clone(), &[], observer).remove();
         if not_undone.is_empty() {
             Ok(())
