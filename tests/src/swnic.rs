@@ -37,6 +37,26 @@ pub fn command(name: &str, words: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
+/// The processes of any NIC without hardware, as [`Swnic::processes`].
+///
+/// # Errors
+/// [`Error::Invalid`] if it has none.
+pub fn processes(name: &str) -> Result<[Pid; 2]> {
+    let none = || Error::invalid(name, "it has no process");
+    let server = server::holder(name);
+    let server = server.map_err(Error::system("find the process of a NIC"))?;
+    let server = server.ok_or_else(none)?;
+    let number = server.as_raw_pid();
+    let children = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
+    let children = children.unwrap_or_default();
+    let worker = children
+        .split_whitespace()
+        .next()
+        .and_then(|pid| pid.parse().ok());
+    let worker = worker.and_then(Pid::from_raw).ok_or_else(none)?;
+    Ok([server, worker])
+}
+
 impl Swnic {
     /// Starts it, and waits for its device.
     ///
@@ -74,19 +94,7 @@ impl Swnic {
     /// # Errors
     /// [`Error::Invalid`] if it has none.
     pub fn processes(&self) -> Result<[Pid; 2]> {
-        let none = || Error::invalid(&self.name, "it has no process");
-        let server = server::holder(&self.name);
-        let server = server.map_err(Error::system("find the process of a NIC"))?;
-        let server = server.ok_or_else(none)?;
-        let number = server.as_raw_pid();
-        let children = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
-        let children = children.unwrap_or_default();
-        let worker = children
-            .split_whitespace()
-            .next()
-            .and_then(|pid| pid.parse().ok());
-        let worker = worker.and_then(Pid::from_raw).ok_or_else(none)?;
-        Ok([server, worker])
+        processes(&self.name)
     }
 
     /// Checks that its worker has no privileges, and a system call filter.

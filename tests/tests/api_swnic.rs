@@ -25,6 +25,7 @@ use cable::{Cable, ENDS};
 use end_to_end::{Before, deleted, made, up};
 use lab::guest::Guest;
 use lab::node::{Node, until};
+use lab::swnic;
 use lab::traffic::{Frames, exchange_between};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -66,6 +67,23 @@ fn replace_server(vm: &Value) {
     kill_process(killed, Signal::KILL).unwrap();
     until("the NIC has another process", || {
         server_of(vm).is_some_and(|pid| pid != killed)
+    })
+    .unwrap();
+}
+
+/// Stops both processes of a VM's NIC, and waits for another worker: the daemon continues the first
+/// process, which replaces the second.
+#[track_caller]
+fn stop_processes(vm: &Value) {
+    let device = vm["status"]["nic_devices"][0]["vdpa_device"]
+        .as_str()
+        .unwrap();
+    let [server, worker] = swnic::processes(device).unwrap();
+    for process in [server, worker] {
+        kill_process(process, Signal::STOP).unwrap();
+    }
+    until("another worker serves the NIC", || {
+        swnic::processes(device).is_ok_and(|[first, other]| first == server && other != worker)
     })
     .unwrap();
 }
@@ -113,6 +131,8 @@ fn software_nics_of_vms_survive_the_daemon_and_their_own_processes() {
     // The daemon starts the process of a NIC again, and the guest does not notice.
     replace_server(&web);
     assert_polls(&node, &web);
+    exchange(&mut guest, &mut peer, &mac);
+    stop_processes(&web);
     exchange(&mut guest, &mut peer, &mac);
 
     // The processes outlive the daemon. The next daemon finds them, or starts them.

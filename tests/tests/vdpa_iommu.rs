@@ -25,7 +25,7 @@ use lab::notice::{Kind, notice};
 use lab::sim::{Mapping, OtherMapping, SimDevice, require_lab};
 use lab::swnic::Swnic;
 use lab::temp_path::TempPath;
-use lab::traffic::{Frames, exchange_between, exchange_counted};
+use lab::traffic::{Frames, exchange_between, exchange_counted, flood_on};
 use lab::vmm_process::cost;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -39,6 +39,8 @@ const MTU: u16 = 1400;
 const PROBE: Duration = Duration::from_secs(30);
 /// How long a reboot may take.
 const REBOOT: Duration = Duration::from_secs(120);
+/// How long the end of a flood may take.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Frames of all sizes, so that buffers begin and end inside pages.
 fn frames() -> [Frames; 3] {
@@ -205,8 +207,8 @@ fn a_guest_that_unmaps_at_once_gets_a_nic_and_keeps_it_across_a_reboot() {
 }
 
 /// The mappings of the process that serves the NIC change with those of the guest. Another process
-/// continues with all of them.
-fn software_in_mode(words: &str, kind: &str, rings: &[&str]) {
+/// continues with all of them, also one that follows so many killed ones under a flood.
+fn software_in_mode(words: &str, kind: &str, rings: &[&str], kills: u64) {
     let bridge = Bridge::add("lab-swbr");
     let start = |name, mac| {
         let words = ["--bridge", bridge.0, "--mtu", "1500", "--mac", mac];
@@ -227,6 +229,27 @@ fn software_in_mode(words: &str, kind: &str, rings: &[&str]) {
     kill_process(worker, Signal::KILL).unwrap();
     nics[0].await_other_worker(worker).unwrap();
     exchange();
+
+    // The kernel waits for an answer most of the time if the guest unmaps each frame.
+    peer.command("echo-on").unwrap();
+    flood_on(&mut guest, "eth0", PEER);
+    for _ in 0..kills {
+        let [_, worker] = nics[0].processes().unwrap();
+        kill_process(worker, Signal::KILL).unwrap();
+        nics[0].await_other_worker(worker).unwrap();
+        sleep(Duration::from_millis(50));
+    }
+    let answer = guest.command_within("flood-off", LIMIT).unwrap();
+    println!("{answer}");
+    let count = |what: &str| answer[what].as_u64().unwrap();
+    assert!(count("rx") > kills && count("corrupt") == 0, "{answer}");
+    // A frame in the hands of a killed worker is lost, or sent twice.
+    assert!(
+        count("lost") <= kills && count("duplicate") <= kills,
+        "{answer}"
+    );
+    peer.command("echo-off").unwrap();
+    exchange_between(&mut guest, &mut peer, PEER, frames()[0]).unwrap();
     for guest in [guest, peer] {
         assert_eq!(guest.power_off().unwrap().code(), Some(0));
     }
@@ -235,12 +258,12 @@ fn software_in_mode(words: &str, kind: &str, rings: &[&str]) {
 #[test]
 fn a_software_nic_of_a_guest_that_unmaps_lazily() {
     let words = "iommu.passthrough=0 iommu.strict=0";
-    software_in_mode(words, "DMA-FQ", &["--split"]);
+    software_in_mode(words, "DMA-FQ", &["--split"], 2);
 }
 
 #[test]
 fn a_software_nic_of_a_guest_that_unmaps_at_once() {
-    software_in_mode("iommu.passthrough=0 iommu.strict=1", "DMA", &[]);
+    software_in_mode("iommu.passthrough=0 iommu.strict=1", "DMA", &[], 20);
 }
 
 /// A VM's counters of its IOMMU.

@@ -54,6 +54,20 @@ fn start(nic: &Swnic, processors: u32) -> Guest {
     guest
 }
 
+/// Ends a flood with at most so many lost and doubled frames.
+#[track_caller]
+fn end_flood(guest: &mut Guest, lost: u64, duplicate: u64) {
+    let answer = guest.command_within("flood-off", 6 * LIMIT).unwrap();
+    println!("{answer}");
+    let count = |what: &str| answer[what].as_u64().unwrap();
+    assert_eq!(count("corrupt"), 0, "{answer}");
+    assert!(
+        count("lost") <= lost && count("duplicate") <= duplicate,
+        "{answer}"
+    );
+    assert!(count("rx") > 2 * duplicate, "{answer}");
+}
+
 fn negotiated(guest: &Guest, bit: usize) -> bool {
     let features = guest.ready()["nics"][0]["features"].as_str().unwrap();
     features.as_bytes()[bit] == b'1'
@@ -215,23 +229,23 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     kill_process(worker, Signal::STOP).unwrap();
     packed.await_other_worker(worker).unwrap();
     kills += 1;
-    let answer = guest.command_within("flood-off", 6 * LIMIT).unwrap();
-    println!("{answer}");
-    let count = |what: &str| answer[what].as_u64().unwrap();
-    assert_eq!(count("corrupt"), 0, "{answer}");
     // A frame in the hands of a killed worker is lost, or sent twice.
-    assert!(
-        count("lost") <= kills && count("duplicate") <= kills,
-        "{answer}"
-    );
-    assert!(count("rx") > 2 * kills, "{answer}");
+    end_flood(&mut guest, kills, kills);
 
-    // The process that starts workers is replaced, too. Frames in the tap are lost then.
-    for nic in [&split, &packed] {
-        let [server, worker] = nic.processes().unwrap();
-        kill_process(server, Signal::KILL).unwrap();
-        nic.await_other_worker(worker).unwrap();
+    // The process that starts workers is replaced, too. It loses the frames in its tap, and those
+    // that the guests send until another one has the tap: at most the window twice.
+    flood_on(&mut guest, "eth0", macs[1]);
+    let mut kills = 0;
+    for _ in 0..3 {
+        for nic in [&split, &packed] {
+            let [server, worker] = nic.processes().unwrap();
+            kill_process(server, Signal::KILL).unwrap();
+            nic.await_other_worker(worker).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            kills += 1;
+        }
     }
+    end_flood(&mut guest, kills * 2 * 64, kills);
     peer.command("echo-off").unwrap();
     let frames = Frames {
         count: 200,
@@ -365,6 +379,50 @@ fn each_queue_pair_has_a_thread_that_moves_its_flows() {
 }
 
 #[test]
+fn the_processes_of_a_broken_device_end_and_the_error_names_the_remedy() {
+    let bridge = Bridge::add("lab-swbr");
+    let words = ["--bridge", bridge.0];
+    let nic = Swnic::start("lab-sw0", &words).unwrap();
+    std::fs::write("/sys/class/vduse/lab-sw0/msg_timeout", "1").unwrap();
+    let [server, worker] = nic.processes().unwrap();
+    nic.signal(Signal::STOP).unwrap();
+    for process in [server, worker] {
+        kill_process(process, Signal::STOP).unwrap();
+    }
+    // A user resets the NIC when it opens and closes it. Its message has no answer.
+    let _ = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(nic.path());
+
+    // The worker does not wait for messages of a device that has none.
+    let begin = Instant::now();
+    let runs = |process| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status"));
+        status.is_ok_and(|status| !status.contains("State:\tZ"))
+    };
+    for process in [worker, server] {
+        kill_process(process, Signal::CONT).unwrap();
+        while runs(process) {
+            assert!(begin.elapsed() < LIMIT, "{}", nic.log().unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    // Another process cannot repair the device.
+    let wanted = "declared the VDUSE device broken";
+    assert!(nic.log().unwrap().contains(wanted));
+    nic.signal(Signal::CONT).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    nic.signal(Signal::TERM).unwrap();
+    let (status, text) = nic.end().unwrap();
+    assert!(status.success(), "{text}");
+    let reported = text.matches("cannot start the process").count();
+    assert!(reported == 1 && text.contains(wanted), "{text}");
+    assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
+    Swnic::start("lab-sw0", &words).unwrap();
+}
+
+#[test]
 fn several_queue_pairs_need_a_tap_with_several_queues() {
     let _bridge = Bridge::add("lab-swbr");
     ip("tuntap add lab-tap0 mode tap");
@@ -423,7 +481,13 @@ fn a_nic_stays_after_its_command_is_killed_and_names_are_not_shared() {
         "{text}"
     );
     drop(device);
+    // It is deleted also if its processes are stopped.
+    for process in swnic::processes("lab-sw0").unwrap() {
+        kill_process(process, Signal::STOP).unwrap();
+    }
+    let begin = Instant::now();
     assert_eq!(delete(), (true, String::new()));
+    assert!(begin.elapsed() < LIMIT, "{:?}", begin.elapsed());
     assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
 
     // A failure names its cause and leaves nothing.

@@ -27,6 +27,8 @@ use crate::signals::StopSignals;
 
 /// The interval of checks for signals, and for users of the device.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The interval of attempts to start the process of the NIC after one that failed.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Run a NIC without hardware: a vDPA device on a bridge, a tap or a queue of a port
 ///
@@ -207,16 +209,23 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     drop(store);
     let shown = show(arguments, &nics, &nic, format);
     if shown.is_ok() {
+        let mut failure = String::new();
         while signals.received().is_none() {
-            match nics.serve_again(&nic) {
+            let served = nics.serve_again(&nic);
+            let pause = if served.is_err() { RETRY } else { PAUSE };
+            match served {
                 Ok(false) => {}
-                Ok(true) => tracing::warn!("another process serves the NIC"),
+                Ok(true) => tracing::warn!("the process of the NIC was started or continued"),
                 Err(error) => {
-                    let error: &dyn std::error::Error = &error;
-                    tracing::error!(error, "cannot start the process of the NIC again");
+                    // The next attempts may fail for the same reason.
+                    if error.to_string() != failure {
+                        failure = error.to_string();
+                        let error: &dyn std::error::Error = &error;
+                        tracing::error!(error, "cannot start the process of the NIC again");
+                    }
                 }
             }
-            thread::sleep(PAUSE);
+            thread::sleep(pause);
         }
     }
     let deleted = delete(&nics, &nic);

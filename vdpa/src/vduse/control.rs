@@ -75,7 +75,7 @@ impl Control {
             )
         });
         created.map_err(cannot_create(name))?;
-        let created = self.created(name);
+        let created = self.adopt(name);
         let device = Device::open(name)?;
         for (index, &size) in (0..).zip(&description.queues) {
             device.set_up_queue(index, size)?;
@@ -83,16 +83,9 @@ impl Control {
         Ok((created, device))
     }
 
-    /// Opens the device `name`, which a process that has ended left.
-    ///
-    /// # Errors
-    /// As [`Device::open`].
-    pub fn reopen(&self, name: &str) -> Result<(Created, Device), Error> {
-        let device = Device::open(name)?;
-        Ok((self.created(name), device))
-    }
-
-    fn created(&self, name: &str) -> Created {
+    /// Takes over the device `name`, which a process that has ended left.
+    #[must_use]
+    pub fn adopt(&self, name: &str) -> Created {
         Created {
             control: self.clone(),
             name: name.to_owned(),

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::ioctl::ioctl_with_mut_ref;
 
@@ -186,10 +186,22 @@ impl Device {
         }
     }
 
+    /// Checks that the kernel has not declared the device broken, which no process can repair.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn check(&self) -> Result<(), Error> {
+        let mut state = [PollFd::new(&self.file, PollFlags::empty())];
+        poll(&mut state, Some(&Timespec::default()))
+            .map_err(Error::context("cannot poll a VDUSE device"))?;
+        let [is_broken] = state.map(|fd| fd.revents().contains(PollFlags::ERR));
+        if is_broken { Err(broken()) } else { Ok(()) }
+    }
+
     /// The next message, if one waits.
     ///
     /// # Errors
-    /// The kernel declared the device broken.
+    /// The message cannot be read.
     pub fn message(&self) -> Result<Option<Message>, Error> {
         let mut bytes = [0; REQUEST_SIZE];
         match (&*self.file).read(&mut bytes) {
@@ -205,7 +217,7 @@ impl Device {
     /// Answers each message with success until `stop` is readable, without serving a queue.
     ///
     /// # Errors
-    /// As [`Device::message`].
+    /// As [`Device::message`], or the kernel declared the device broken.
     pub fn idle(&self, stop: BorrowedFd<'_>) -> Result<(), Error> {
         loop {
             let mut ready = [
@@ -221,6 +233,8 @@ impl Device {
                 self.answer(&message, true, None)?;
             } else if end {
                 return Ok(());
+            } else {
+                self.check()?;
             }
         }
     }
@@ -238,6 +252,14 @@ impl Device {
         let written = (&*self.file).write_all(&message.answer(done, base));
         written.map_err(cannot("answer a VDUSE message"))
     }
+}
+
+/// The kernel fails all messages of a broken device, and reports an error of its file for ever.
+pub(super) fn broken() -> Error {
+    Error::other(
+        "the kernel has declared the VDUSE device broken, because no process answered a message \
+         in time: delete the NIC and create it again",
+    )
 }
 
 fn cannot(verb: &str) -> impl FnOnce(io::Error) -> Error {

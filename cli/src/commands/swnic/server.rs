@@ -1,9 +1,12 @@
 //! The process that keeps a software NIC: its tap or port, and its VDUSE device.
 //!
 //! It touches no frame. A worker in a sandbox does, and this process starts another one when the
-//! worker ends, or when it is stopped. The device and the tap stay open here, so the new worker
-//! continues where the rings are, and the guest does not notice. At a port each worker gets a new
-//! socket, and the program at the port stays.
+//! worker ends, or when it is stopped. The tap stays open here, and the kernel keeps the device. So
+//! the new worker continues where the rings are, and the guest does not notice. At a port each
+//! worker gets a new socket, and the program at the port stays.
+//!
+//! Only the worker keeps the device open. The kernel gives a message that a killed worker has read
+//! and not answered to the next one only after the last descriptor is closed.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -38,8 +41,8 @@ const LOG_MAX: u64 = 16 << 20;
 
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let begin = || {
-        let server = Server::new(arguments)?;
-        let worker = server.start()?;
+        let (server, device) = Server::new(arguments)?;
+        let worker = server.start(&device)?;
         Ok((server, worker))
     };
     let (server, worker) = begin().inspect_err(|error: &Error| {
@@ -57,39 +60,41 @@ enum End {
     Port(xdp::Attachment),
 }
 
-/// The files that stay open when a worker ends. The device is closed before it is deleted.
+/// The files that stay open when a worker ends.
 struct Server<'a> {
     arguments: &'a Arguments,
     signals: StopSignals,
     end: End,
-    device: OwnedFd,
     _created: Created,
     lock: ServerLock,
 }
 
 impl<'a> Server<'a> {
-    fn new(arguments: &'a Arguments) -> Result<Self, Error> {
+    fn new(arguments: &'a Arguments) -> Result<(Self, Device), Error> {
         let name = &arguments.name;
         let signals = StopSignals::note().map_err(Error::context("cannot catch signals"))?;
         let lock = ServerLock::take(name).map_err(|error| Error::failed(error.to_string()))?;
         let control = Control::open().map_err(failed)?;
+        // A broken device is reported before the port or tap changes.
+        let left = Control::exists(name).then(|| reopen(name));
+        let left = left.transpose().map_err(failed)?;
         let mut configuration = arguments.configuration();
         let end = open(arguments, &mut configuration)?;
-        let (created, device) = if Control::exists(name) {
-            reopen(&control, name)
+        let (created, device) = if let Some(device) = left {
+            (control.adopt(name), device)
         } else {
             let description = configuration.description();
-            description.and_then(|description| control.create(name, &description))
-        }
-        .map_err(failed)?;
-        Ok(Self {
+            let created = description.and_then(|description| control.create(name, &description));
+            created.map_err(failed)?
+        };
+        let server = Self {
             arguments,
             signals,
             end,
-            device: owned(&device)?,
             _created: created,
             lock,
-        })
+        };
+        Ok((server, device))
     }
 
     fn run(&self, mut worker: Child) -> Result<(), Error> {
@@ -112,11 +117,13 @@ impl<'a> Server<'a> {
             if started.elapsed() < SHORT {
                 std::thread::sleep(PAUSE);
             }
-            worker = self.start()?;
+            let device = reopen(&self.arguments.name).map_err(failed)?;
+            worker = self.start(&device)?;
         }
     }
 
-    fn start(&self) -> Result<Child, Error> {
+    /// Starts a worker, which alone keeps the device open.
+    fn start(&self, device: &Device) -> Result<Child, Error> {
         let failed = "cannot start the worker of the NIC";
         let open = |file: &OwnedFd| file.try_clone().map_err(Error::context(failed));
         let mut words = std::env::args_os().skip(1).collect::<Vec<_>>();
@@ -127,10 +134,11 @@ impl<'a> Server<'a> {
         }
         words.retain(|word| word != "--own-tap");
         let mut command = Command::new("/proc/self/exe");
+        let device = device.as_fd().try_clone_to_owned();
         command
             .arg0("bellhop")
             .args(words)
-            .stdin(open(&self.device)?);
+            .stdin(device.map_err(Error::context(failed))?);
         let files = match &self.end {
             End::Tap(queues) => queues.iter().map(open).collect::<Result<Vec<_>, _>>()?,
             End::Port(attachment) => {
@@ -190,21 +198,18 @@ fn open(arguments: &Arguments, configuration: &mut Configuration) -> Result<End,
     Ok(End::Tap(queues.into_iter().map(OwnedFd::from).collect()))
 }
 
-/// Opens the device that a killed process left. Its worker ends with it, but a moment later.
-fn reopen(control: &Control, name: &str) -> Result<(Created, Device), vdpa::Error> {
+/// Opens the device that a worker or a killed process left. The worker of a killed process ends a
+/// moment later.
+fn reopen(name: &str) -> Result<Device, vdpa::Error> {
     let begin = Instant::now();
-    loop {
-        match control.reopen(name) {
+    let device = loop {
+        match Device::open(name) {
             Err(_) if begin.elapsed() < SHORT => std::thread::sleep(PAUSE / 10),
-            opened => return opened,
+            opened => break opened?,
         }
-    }
-}
-
-/// A descriptor for the workers.
-fn owned(file: &impl std::os::fd::AsFd) -> Result<OwnedFd, Error> {
-    let owned = file.as_fd().try_clone_to_owned();
-    owned.map_err(Error::context("too many open files"))
+    };
+    device.check()?;
+    Ok(device)
 }
 
 /// Empties a log that the workers have filled. They append, so they continue at its beginning.

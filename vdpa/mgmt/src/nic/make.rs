@@ -9,6 +9,7 @@ use super::origin::Plan;
 use super::phase::Phase;
 use super::record::{MadeNic, State, check_owner};
 use super::request::NicRequest;
+use super::server;
 use crate::bus::Bus;
 use crate::error::existing;
 
@@ -51,6 +52,11 @@ impl Nics {
     /// [`RemoveError::Incomplete`] with the steps that could not be undone: they are still in the
     /// record.
     pub fn remove(&self, nic: &MadeNic, observer: &mut dyn Observer) -> Result<(), RemoveError> {
+        if nic.is_software() {
+            // The kernel would wait for a stopped process as soon as the device is opened. An error
+            // is reported when the process is ended.
+            let _ = server::resume(nic.name());
+        }
         self.check_removable(nic)?;
         let not_undone = Making::new(self, nic.clone(), &[], observer).remove();
         if not_undone.is_empty() {

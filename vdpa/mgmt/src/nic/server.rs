@@ -4,6 +4,7 @@
 //!   start ── PROGRAM swnic NAME --serve … ──> lock on NAME.lock ─> tap, VDUSE device ─> "ready"
 //!   holder ── F_GETLK ──> the process that has the lock: no other process can have its number
 //!   stop   ── SIGTERM through a pidfd ──> the lock is free
+//!   resume ── SIGCONT through a pidfd ──> a process that was stopped continues
 //! ```
 //! The process outlives its parent. A process that follows a killed one continues with the device
 //! and the tap that are there, so a guest notices nothing. The directory is [`DIRECTORY`]: the lock
@@ -214,7 +215,48 @@ pub fn holder(name: &str) -> io::Result<Option<Pid>> {
     Ok(held.and_then(|held| held.pid))
 }
 
-/// Ends the process that serves the NIC, if there is one.
+/// Whether a process serves the NIC: there is one, and it is not stopped.
+///
+/// # Errors
+/// The lock cannot be read.
+pub fn is_served(name: &str) -> io::Result<bool> {
+    Ok(holder(name)?.is_some_and(|pid| !is_stopped(pid)))
+}
+
+/// Whether a signal has stopped a process.
+fn is_stopped(pid: Pid) -> bool {
+    let stat = fs::read(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
+    // A name may have spaces and parentheses, so the state follows the last one.
+    let state = stat.rsplit(|byte| *byte == b')').next();
+    state.is_some_and(|state| state.starts_with(b" T"))
+}
+
+/// Continues the process that serves the NIC if it was stopped. `false`: there is none.
+///
+/// # Errors
+/// It cannot be signalled.
+pub(super) fn resume(name: &str) -> io::Result<bool> {
+    let pid = holder(name)?;
+    pid.map_or(Ok(false), |pid| signal(name, pid, &[Signal::CONT]))
+}
+
+/// Sends signals to the process that serves the NIC. `false`: it is not this one any more.
+fn signal(name: &str, pid: Pid, signals: &[Signal]) -> io::Result<bool> {
+    let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH) => return Ok(false),
+        pidfd => pidfd?,
+    };
+    // Still the holder, so the number is that of the process behind the pidfd.
+    if holder(name)? != Some(pid) {
+        return Ok(false);
+    }
+    for &signal in signals {
+        pidfd_send_signal(&pidfd, signal)?;
+    }
+    Ok(true)
+}
+
+/// Ends the process that serves the NIC, if there is one. A stopped one continues for that.
 ///
 /// # Errors
 /// It cannot be signalled, or does not end in time.
@@ -223,15 +265,9 @@ pub(super) fn stop(name: &str, patience: Duration) -> io::Result<()> {
     let mut signalled = None;
     while let Some(pid) = holder(name)? {
         if signalled != Some(pid) {
-            let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
-                Err(rustix::io::Errno::SRCH) => continue,
-                pidfd => pidfd?,
-            };
-            // Still the holder, so the number is that of the process behind the pidfd.
-            if holder(name)? != Some(pid) {
+            if !signal(name, pid, &[Signal::TERM, Signal::CONT])? {
                 continue;
             }
-            pidfd_send_signal(&pidfd, Signal::TERM)?;
             signalled = Some(pid);
         }
         if begin.elapsed() > patience {
@@ -346,6 +382,23 @@ mod tests {
         };
         let record = serde_json::to_string(&service).unwrap();
         assert_eq!(serde_json::from_str::<Service>(&record).unwrap(), service);
+    }
+
+    #[test]
+    fn a_stopped_process_is_found() {
+        let own = rustix::process::getpid();
+        assert!(!is_stopped(own));
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        rustix::process::kill_process(pid, Signal::STOP).unwrap();
+        let begin = Instant::now();
+        while !is_stopped(pid) {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            thread::sleep(PAUSE);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_stopped(pid));
     }
 
     #[test]

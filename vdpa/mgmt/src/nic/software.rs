@@ -68,22 +68,21 @@ impl Nics {
         self.check_network(&mgmtdev()?)
     }
 
-    /// Starts the processes of a NIC again, if it should have one and has none: it was killed. The
-    /// guest does not notice. Returns whether one was started.
+    /// Starts the processes of a NIC again, if it should have one and has none: it was killed. One
+    /// that is stopped continues. The guest does not notice. Returns whether this did something.
     ///
     /// # Errors
-    /// [`NicError::Server`]: it cannot be started.
+    /// [`NicError::Server`]: it cannot be started or continued.
     pub fn serve_again(&self, nic: &MadeNic) -> Result<bool, NicError> {
         let Some(service) = nic.service() else {
             return Ok(false);
         };
-        if server::holder(nic.name())
-            .map_err(NicError::Server)?
-            .is_some()
-        {
+        if server::is_served(nic.name()).map_err(NicError::Server)? {
             return Ok(false);
         }
-        self.serve(nic.name(), service)?;
+        if !server::resume(nic.name()).map_err(NicError::Server)? {
+            self.serve(nic.name(), service)?;
+        }
         Ok(true)
     }
 

@@ -11,6 +11,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::Device;
+use super::super::device::broken;
 use super::control::Control;
 use super::features::Configuration;
 use super::pair::{NOW, OTHERS, Pair, cannot_wait};
@@ -143,7 +144,13 @@ impl Nic {
             for event in &events {
                 match (event.data.u64(), &mut control) {
                     (END, _) => return Ok(()),
-                    (MESSAGE, Some(control)) => control.messages()?,
+                    (MESSAGE, Some(control)) => {
+                        control.messages()?;
+                        let flags = event.flags;
+                        if flags.contains(EventFlags::ERR) {
+                            return Err(broken());
+                        }
+                    }
                     _ => {}
                 }
             }

@@ -263,20 +263,21 @@ impl Machines {
         Ok(())
     }
 
-    /// Starts the processes of software NICs again that were killed. Their guests do not notice.
+    /// Starts the processes of software NICs again that were killed, and continues those that were
+    /// stopped. Their guests do not notice.
     pub(crate) fn serve_nics_again(&self) {
         let _one = self.nics.lock();
         let served = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
         let mut served = served.unwrap_or_default();
         served.retain(|nic| {
-            let has_process = || nic::server::holder(nic.name()).is_ok_and(|pid| pid.is_some());
-            nic.state() == State::Made && nic.is_software() && !has_process()
+            let is_served = || nic::server::is_served(nic.name()).is_ok_and(|served| served);
+            nic.state() == State::Made && nic.is_software() && !is_served()
         });
         for nic in served {
             let name = nic.name();
             match Nics::open().and_then(|nics| nics.serve_again(&nic)) {
                 Ok(false) => {}
-                Ok(true) => tracing::warn!(nic = name, "started the process of a NIC again"),
+                Ok(true) => tracing::warn!(nic = name, "started or continued the process of a NIC"),
                 Err(error) => tracing::error!(
                     nic = name,
                     error = &error as &dyn std::error::Error,
