@@ -31,9 +31,9 @@ const MAC: &str = "52:54:5e:11:59:01";
 const UNIT: &str = "bellhop.service";
 const OPTIONS: &str = "/etc/bellhop/bellhop.toml";
 const SOCKET: &str = "/run/bellhop/node.socket";
-/// A user and a group without rights.
-/// The exposure of the daemon's unit is at most 5.4 (systemd 250).
+/// The exposure of the daemon's unit is at most 5.4 (systemd-analyze of systemd 250 and later).
 const EXPOSURE: &str = "--threshold=54";
+/// A user and a group without rights.
 const UNPRIVILEGED: &str = "65534";
 
 /// The number of the package's group, if there is one.

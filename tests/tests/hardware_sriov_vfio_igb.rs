@@ -1,6 +1,6 @@
 //! A virtual function of an igb NIC, passed through to a stock guest by VFIO. Its driver, igbvf,
-//! uses a mailbox to the physical function, which the host drives. The function is in a container.
-//! The peer is a guest on a vDPA device of the same switch.
+//! uses a mailbox to the physical function, which the host drives. The function is in a container
+//! or an iommufd. The peer is a guest on a vDPA device of the same switch.
 
 mod guest_nics;
 
@@ -16,7 +16,7 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::igb::IgbNic;
 use lab::notice::{Kind, notice};
 use lab::process::output;
-use lab::sriov::{SriovNic, VfDevice};
+use lab::sriov::{SriovNic, VfDevice, VirtualFunction};
 use lab::temp_path::TempPath;
 use lab::traffic::exchange_both_ways;
 use lab::vmm_process::cost;
@@ -27,6 +27,28 @@ const SILENCE: Duration = Duration::from_secs(120);
 
 /// The VMM ejects a function that the guest does not eject after 10 s.
 const FORCED: Duration = Duration::from_secs(12);
+
+/// A function that VFIO drives.
+fn passed_through(igb: &IgbNic, index: usize) -> VirtualFunction<'_> {
+    let function = igb.vf(index).unwrap();
+    output(Command::new("modprobe").arg("vfio-pci")).unwrap();
+    function.bind("vfio-pci").unwrap();
+    function
+}
+
+/// The peer, which the switch connects with the function.
+fn peer_on(device: &VfDevice) -> Guest {
+    let small = BellhopArguments::small().unwrap().memory("128M");
+    Guest::start(&small.vdpa(device.path())).unwrap()
+}
+
+/// Starts a flood of the guest, which the peer echoes.
+fn flood(guest: &mut Guest, peer: &mut Guest, other: &str) {
+    peer.command("echo-on").unwrap();
+    let flood = format!("flood-on 300 16 eth0 to {other}");
+    guest.command(&flood).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+}
 
 #[test]
 fn an_igb_nic_comes_and_goes_with_its_functions() {
@@ -51,13 +73,10 @@ fn an_igb_nic_comes_and_goes_with_its_functions() {
 fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
     let nic = SriovNic::enable(1).unwrap();
     let igb = IgbNic::plug(2).unwrap();
-    let function = igb.vf(1).unwrap();
-    output(Command::new("modprobe").arg("vfio-pci")).unwrap();
-    function.bind("vfio-pci").unwrap();
+    let function = passed_through(&igb, 1);
     let device = VfDevice::add(nic.vf(0).unwrap()).unwrap();
     let (mac, other) = (function.mac(), device.function().mac());
-    let small = BellhopArguments::small().unwrap().memory("128M");
-    let mut peer = Guest::start(&small.vdpa(device.path())).unwrap();
+    let mut peer = peer_on(&device);
     let vfio = format!("host={},id=vf,iommufd=off", function.address());
     let stock = BellhopArguments::stock().unwrap().memory("256M");
     let mut guest = Guest::start(&stock.argument("--vfio", &vfio)).unwrap();
@@ -96,10 +115,7 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
     }
 
     // The host removes all virtual functions under traffic.
-    peer.command("echo-on").unwrap();
-    let flood = format!("flood-on 300 16 eth0 to {other}");
-    guest.command(&flood).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    flood(&mut guest, &mut peer, &other);
     let control = format!(
         "/sys/bus/pci/devices/{}/physfn/sriov_numvfs",
         function.address()
@@ -124,13 +140,10 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
 fn a_killed_vm_leaves_its_igb_function_to_the_next_one_which_unplugs_it() {
     let nic = SriovNic::enable(1).unwrap();
     let igb = IgbNic::plug(1).unwrap();
-    let function = igb.vf(0).unwrap();
-    output(Command::new("modprobe").arg("vfio-pci")).unwrap();
-    function.bind("vfio-pci").unwrap();
+    let function = passed_through(&igb, 0);
     let device = VfDevice::add(nic.vf(0).unwrap()).unwrap();
     let (mac, other) = (function.mac(), device.function().mac());
-    let small = BellhopArguments::small().unwrap().memory("128M");
-    let mut peer = Guest::start(&small.vdpa(device.path())).unwrap();
+    let mut peer = peer_on(&device);
     let socket = TempPath::new("igb.socket");
     let stock = BellhopArguments::stock().unwrap().memory("256M");
     let vfio = format!("host={},id=vf", function.address());
@@ -139,10 +152,7 @@ fn a_killed_vm_leaves_its_igb_function_to_the_next_one_which_unplugs_it() {
     let mut guest = Guest::start(&stock).unwrap();
     guest.command("up eth0").unwrap();
     exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
-    peer.command("echo-on").unwrap();
-    let flood = format!("flood-on 300 16 eth0 to {other}");
-    guest.command(&flood).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    flood(&mut guest, &mut peer, &other);
     // Dropping a guest kills its process.
     drop(guest);
     let echoed = peer.command("echo-off").unwrap();

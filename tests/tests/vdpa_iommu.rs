@@ -37,9 +37,7 @@ const PEER: &str = "52:54:5e:11:53:02";
 const MTU: u16 = 1400;
 /// How long the NIC's driver may wait for the IOMMU's driver, or take to release the NIC.
 const PROBE: Duration = Duration::from_secs(30);
-/// How long a reboot may take.
-const REBOOT: Duration = Duration::from_secs(120);
-/// How long the end of a flood may take.
+/// How long a reboot, or the end of a flood, may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Frames of all sizes, so that buffers begin and end inside pages.
@@ -188,7 +186,7 @@ fn plugged_in_mode(mapping: Mapping, words: &str, kind: &str) {
     vm.unplug();
     vm.plug(kind);
     vm.guest.command("reboot").unwrap();
-    vm.guest.wait_ready(REBOOT).unwrap();
+    vm.guest.wait_ready(LIMIT).unwrap();
     vm.exchange(kind);
     vm.unplug();
     assert_eq!(vm.guest.power_off().unwrap().code(), Some(0));

@@ -21,7 +21,7 @@ use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::swnic::{self, Swnic};
 use lab::traffic::{Frames, exchange_between, flood_on};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// VIRTIO_F_RING_PACKED and VIRTIO_NET_F_MRG_RXBUF.
 const RING_PACKED: usize = 34;
@@ -195,6 +195,21 @@ fn a_vm_gets_a_nic_of_its_own_on_a_bridge() {
     assert_eq!(remains(&own), Vec::<PathBuf>::new());
 }
 
+/// Kills the chosen process of each NIC so many times, and waits for another worker each time.
+/// Returns the number of kills.
+fn kill_each(nics: [&Swnic; 2], times: u64, chosen: fn([Pid; 2]) -> Pid) -> u64 {
+    for _ in 0..times {
+        for nic in nics {
+            let [server, worker] = nic.processes().unwrap();
+            kill_process(chosen([server, worker]), Signal::KILL).unwrap();
+            nic.await_other_worker(worker).unwrap();
+            // Frames pass before the next one is killed.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    2 * times
+}
+
 #[test]
 fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     let bridge = Bridge::add("lab-swbr");
@@ -213,17 +228,7 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
 
     peer.command("echo-on").unwrap();
     flood_on(&mut guest, "eth0", macs[1]);
-    let mut kills = 0;
-    for _ in 0..10 {
-        for nic in [&split, &packed] {
-            let [_, worker] = nic.processes().unwrap();
-            kill_process(worker, Signal::KILL).unwrap();
-            nic.await_other_worker(worker).unwrap();
-            // Frames pass before the next one is killed.
-            std::thread::sleep(Duration::from_millis(50));
-            kills += 1;
-        }
-    }
+    let mut kills = kill_each([&split, &packed], 10, |[_, worker]| worker);
     // One that is stopped is replaced, too.
     let [_, worker] = packed.processes().unwrap();
     kill_process(worker, Signal::STOP).unwrap();
@@ -235,16 +240,7 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     // The process that starts workers is replaced, too. It loses the frames in its tap, and those
     // that the guests send until another one has the tap: at most the window twice.
     flood_on(&mut guest, "eth0", macs[1]);
-    let mut kills = 0;
-    for _ in 0..3 {
-        for nic in [&split, &packed] {
-            let [server, worker] = nic.processes().unwrap();
-            kill_process(server, Signal::KILL).unwrap();
-            nic.await_other_worker(worker).unwrap();
-            std::thread::sleep(Duration::from_millis(50));
-            kills += 1;
-        }
-    }
+    let kills = kill_each([&split, &packed], 3, |[server, _]| server);
     end_flood(&mut guest, kills * 2 * 64, kills);
     peer.command("echo-off").unwrap();
     let frames = Frames {

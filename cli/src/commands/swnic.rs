@@ -216,13 +216,12 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
             match served {
                 Ok(false) => {}
                 Ok(true) => tracing::warn!("the process of the NIC was started or continued"),
+                // Each attempt may fail for the same reason.
+                Err(error) if error.to_string() == failure => {}
                 Err(error) => {
-                    // The next attempts may fail for the same reason.
-                    if error.to_string() != failure {
-                        failure = error.to_string();
-                        let error: &dyn std::error::Error = &error;
-                        tracing::error!(error, "cannot start the process of the NIC again");
-                    }
+                    failure = error.to_string();
+                    let error: &dyn std::error::Error = &error;
+                    tracing::error!(error, "cannot start the process of the NIC again");
                 }
             }
             thread::sleep(pause);

@@ -65,6 +65,17 @@ fn change(machine: &mut Machine, domain: &AddressSpace, changes: &[Change]) {
     translated(machine).change(changes).unwrap();
 }
 
+/// Starts the device in a domain with the driver's own addresses of all rings and buffers.
+fn start_shifted(machine: &mut Machine) -> Arc<AddressSpace> {
+    let domain = space(Mode::Mapped);
+    translated(machine).enter(&domain).unwrap();
+    change(machine, &domain, &shifted());
+    machine.shift(SHIFT);
+    machine.start();
+    exchange(&mut machine.nic, 50, &[MAC]);
+    domain
+}
+
 #[test]
 fn a_device_reaches_what_its_space_has() {
     for mapping in Mapping::ALL {
@@ -83,13 +94,7 @@ fn a_device_reaches_what_its_space_has() {
         exchange(&mut machine.nic, 50, &[MAC]);
         machine.backend.reset();
 
-        // The addresses are the driver's own, of all rings and buffers.
-        let domain = space(Mode::Mapped);
-        translated(&mut machine).enter(&domain).unwrap();
-        change(&mut machine, &domain, &shifted());
-        machine.shift(SHIFT);
-        machine.start();
-        exchange(&mut machine.nic, 50, &[MAC]);
+        let domain = start_shifted(&mut machine);
         // A command of the control queue: MAC_ADDR_SET.
         let mut command = vec![1, 1];
         command.extend(MAC);
@@ -161,12 +166,7 @@ fn a_device_writes_nothing_after_an_unmap() {
     for mapping in Mapping::ALL {
         let device = net(mapping);
         let mut machine = behind(&device);
-        let domain = space(Mode::Mapped);
-        translated(&mut machine).enter(&domain).unwrap();
-        change(&mut machine, &domain, &shifted());
-        machine.shift(SHIFT);
-        machine.start();
-        exchange(&mut machine.nic, 50, &[MAC]);
+        let domain = start_shifted(&mut machine);
 
         // The device has all receive buffers, which are one mapping, and frames for some of them.
         for number in 0..4 {

@@ -1,7 +1,7 @@
 //! Work that waits for the host: its number at a time, for clients of each role.
 //!
-//! Owns the limits. A file system that does not answer, or a busy kernel, then costs no worker
-//! threads that other requests need.
+//! Owns the limits. Without them, requests that wait for a hung file system or a busy kernel would
+//! take all threads for blocking work.
 
 use std::time::Duration;
 
