@@ -301,7 +301,7 @@ fn pass_signals(port: &Port) -> Result<()> {
 }
 
 /// Ends the command when its time is up: SIGTERM, then SIGKILL after [`GRACE`], then the whole host
-/// after another [`GRACE`].
+/// after another [`GRACE`]. Before it, the agent prints evidence.
 #[derive(Debug)]
 struct Timer {
     state: Arc<(Mutex<TimerState>, Condvar)>,
@@ -335,6 +335,7 @@ impl Timer {
                 *state = TimerState::Up;
             }
             eprintln!("lab: the command's {} s are over", timeout.as_secs());
+            let _ = port.send(&Frame::TimeUp);
             for signal in [15, 9] {
                 let _ = port.send(&Frame::Signal(signal));
                 if stopped_within(GRACE) {

@@ -146,6 +146,8 @@ pub enum Frame {
     StdinEnd,
     /// To the host: send this signal to the command's process group.
     Signal(i32),
+    /// To the host: the command exceeds its time limit. The agent sends evidence to standard error.
+    TimeUp,
     /// To the host: the terminal now has this many columns and rows.
     WindowSize(u16, u16),
     /// To the host: switch the machine off.
@@ -185,6 +187,7 @@ impl Frame {
             Self::Request(..) => 13,
             Self::Answer(..) => 14,
             Self::Alive => 15,
+            Self::TimeUp => 16,
         }
     }
 
@@ -197,7 +200,7 @@ impl Frame {
             Self::Request(number, request) => serde_json::to_vec(&(number, request))?,
             Self::Answer(number, outcome) => serde_json::to_vec(&(number, outcome))?,
             Self::Stdin(bytes) | Self::Stdout(bytes) | Self::Stderr(bytes) => bytes.clone(),
-            Self::StdinEnd | Self::PowerOff | Self::Alive => Vec::new(),
+            Self::StdinEnd | Self::PowerOff | Self::Alive | Self::TimeUp => Vec::new(),
             Self::Signal(number) => number.to_le_bytes().to_vec(),
             Self::StdinTaken(count) => count.to_le_bytes().to_vec(),
             Self::WindowSize(columns, rows) => {
@@ -280,6 +283,7 @@ impl Frame {
                 Self::Answer(number, outcome)
             }
             15 => empty(Self::Alive)?,
+            16 => empty(Self::TimeUp)?,
             _ => return Err(invalid("unknown kind of frame")),
         })
     }
@@ -324,6 +328,7 @@ mod tests {
             Frame::Stdin(vec![0, 255]),
             Frame::StdinEnd,
             Frame::Signal(2),
+            Frame::TimeUp,
             Frame::WindowSize(1, 2),
             Frame::PowerOff,
             Frame::Alive,

@@ -36,11 +36,12 @@ pub enum Stopped {
     PowerOff,
 }
 
-/// Greets, then serves commands until the outside switches the host off.
+/// Greets, then serves commands until the outside switches the host off. `evidence` describes the
+/// guests of a command that exceeds its time limit.
 ///
 /// # Errors
 /// The port's error; `InvalidData` when the outside does not speak the protocol.
-pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
+pub fn serve(port: File, hello: Hello, evidence: fn() -> String) -> io::Result<Stopped> {
     let writer = Arc::new(Mutex::new(port.try_clone()?));
     let mut reader = port;
     let requests = Requests::listen(Path::new(request::SOCKET))?;
@@ -72,11 +73,20 @@ pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
             (Frame::Stdin(bytes), Some(command)) => command.feed(Some(bytes)),
             (Frame::StdinEnd, Some(command)) => command.feed(None),
             (Frame::Signal(number), Some(command)) => command.signal(number),
+            (Frame::TimeUp, Some(_)) => {
+                for piece in evidence().as_bytes().chunks(CHUNK) {
+                    send(&writer, &Frame::Stderr(piece.to_vec()))?;
+                }
+            }
             (Frame::WindowSize(columns, rows), Some(command)) => command.resize(columns, rows),
             (Frame::Answer(number, outcome), _) => requests.answer(number, outcome),
             // Input and signals may cross with the command's end.
             (
-                Frame::Stdin(_) | Frame::StdinEnd | Frame::Signal(_) | Frame::WindowSize(..),
+                Frame::Stdin(_)
+                | Frame::StdinEnd
+                | Frame::Signal(_)
+                | Frame::TimeUp
+                | Frame::WindowSize(..),
                 None,
             ) => {}
             (

@@ -60,7 +60,8 @@ fn serve() -> Result<server::Stopped> {
         uptime: uptime(),
         problems,
     };
-    server::serve(File::from(port), hello).map_err(Error::system("serve the agent's port"))
+    server::serve(File::from(port), hello, lab::evidence::of_all)
+        .map_err(Error::system("serve the agent's port"))
 }
 
 /// The processor's own virtualization module.

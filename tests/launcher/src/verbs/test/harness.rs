@@ -246,9 +246,14 @@ impl<'a> LabRun<'a> {
             Ok(Outcome::TimedOut) => {
                 let why = format!("it took more than {} s", harness.limit().as_secs());
                 transcript.line(Printed::Error, &format!("lab: the file of tests: {why}"));
+                // The agent printed it. The faults in panics belong to their tests instead.
+                let fault = report
+                    .notices()
+                    .iter()
+                    .find(|(kind, _)| *kind == Kind::EmulatorFault);
                 cut_short = Some(CutShort {
                     why,
-                    evidence: None,
+                    evidence: fault.map(|(_, fault)| fault.clone()),
                 });
             }
             Ok(Outcome::Ended(_)) => {
