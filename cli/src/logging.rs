@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bellhop_common::colour;
+use bellhop_common::log_rate::Rate;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use limit::{Limit, SUPPRESSED};
@@ -21,7 +22,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use vmm::rotating_file::{RotatingFile, SIZE_MAX};
 
-pub(crate) use limit::Rate;
+pub(crate) use limit::{DAEMON_RATE, VM_RATE};
 
 /// The target of audit lines, which are logged at every level: each change, with its author.
 const AUDIT: &str = "audit";
@@ -147,7 +148,7 @@ mod tests {
             LevelFilter::ERROR,
             LogFormat::Text,
             Some(&path),
-            Some(Rate::VM),
+            Some(VM_RATE),
         );
         for round in ["first", "second"] {
             for line in 0..FLOOD {

@@ -232,6 +232,87 @@ fn each_request_by_tcp_needs_a_token_with_a_sufficient_role() {
     assert!(!line["request_id"].as_str().unwrap().is_empty());
 }
 
+/// Sends requests that are refused, on one connection.
+fn send_refused(client: &Client, port: u16, path: &str, times: usize) {
+    const AT_ONCE: usize = 50;
+    let request = format!(
+        "PATCH {path} HTTP/1.1\r\nhost: node\r\ncontent-length: 0\r\n\
+         authorization: Bearer token-of-viewer\r\n\r\n"
+    );
+    let mut stream = client.connect(port).unwrap();
+    let mut buffer = [0; 1 << 14];
+    for _ in 0..times / AT_ONCE {
+        stream
+            .write_all(request.repeat(AT_ONCE).as_bytes())
+            .unwrap();
+        let mut text = String::new();
+        // The last member of the answer's body, so it is complete.
+        while text.matches("\"request_id\":").count() < AT_ONCE || !text.ends_with('}') {
+            let length = stream.read(&mut buffer).unwrap();
+            assert!(length > 0, "{text}");
+            text.push_str(&String::from_utf8_lossy(&buffer[..length]));
+        }
+        assert_eq!(text.matches("HTTP/1.1 403 ").count(), AT_ONCE, "{text}");
+    }
+}
+
+#[test]
+fn a_flood_of_refused_requests_neither_fills_the_log_nor_hides_other_lines() {
+    const FLOOD: usize = 2000;
+    let files = Files::new();
+    let daemon = Daemon::start(&files.arguments());
+    let (port, client) = (daemon.port(), files.client(Validity::Now));
+    let path = format!("/v1/vms/{}", "x".repeat(1000));
+    let length = daemon.log().len();
+    let begin = Instant::now();
+    send_refused(&client, port, &path, FLOOD / 2);
+    // The client's certificate does not matter for a change.
+    let ops = Some("Bearer token-of-ops");
+    let done = client.request(port, "PUT", "/v1/cordon", ops).unwrap();
+    assert!((200..300).contains(&done.0), "{done:?}");
+    send_refused(&client, port, &path, FLOOD / 2);
+    let bob = Client::new(&files.authority, Some(&files.authority.signs_client("bob")));
+    let viewer = Some("Bearer token-of-viewer");
+    let refused = |client: &Client, path| {
+        let answer = client.request(port, "DELETE", path, viewer).unwrap();
+        assert_eq!(answer.0, 403, "{answer:?}");
+    };
+    refused(&bob, "/v1/vms/of-bob");
+    let of_bob = daemon.logged(|line| line["path"] == "/v1/vms/of-bob");
+    assert!(
+        of_bob["who"].as_str().unwrap().starts_with("CN=bob ("),
+        "{of_bob}"
+    );
+    let of_ops = daemon.logged(|line| line["target"] == "audit" && line["path"] == "/v1/cordon");
+    assert_eq!(
+        (&of_ops["token"], &of_ops["message"]),
+        (&"ops".into(), &"done".into())
+    );
+
+    // The next line that the limit admits has the number of the others.
+    std::thread::sleep(Duration::from_secs(6));
+    refused(&client, "/v1/vms/last");
+    daemon.logged(|line| line["path"] == "/v1/vms/last");
+    let log = daemon.log().split_off(length);
+    let most = 60 + usize::try_from(begin.elapsed().as_secs() / 5).unwrap();
+    assert!(log.len() < most, "{} lines: {log:#?}", log.len());
+    let lines = log.iter().filter(|line| {
+        let who = line["who"].as_str().unwrap_or_default();
+        line["message"] == "not allowed" && who.starts_with("CN=client (")
+    });
+    let shown = lines.clone().count();
+    assert!(shown >= 30, "{log:#?}");
+    let suppressed: u64 = lines.filter_map(|line| line["suppressed"].as_u64()).sum();
+    assert_eq!(
+        shown + usize::try_from(suppressed).unwrap(),
+        FLOOD + 1,
+        "{log:#?}"
+    );
+    let cut = format!("{}…", &path[..256]);
+    assert!(log.iter().any(|line| line["path"] == cut.as_str()));
+    assert!(!log.iter().any(|line| line.to_string().contains(&path)));
+}
+
 #[test]
 fn a_connection_by_tcp_needs_a_certificate_of_the_authority() {
     let files = Files::new();

@@ -130,11 +130,34 @@ fn named_sources_exist() {
     assert!(wrong.is_empty(), "no such source:\n{}", wrong.join("\n"));
 }
 
+/// Whether a function of this name has the attribute of a test.
+fn is_test(source: &str, name: &str) -> bool {
+    let begin = format!("fn {name}(");
+    source.match_indices(&begin).any(|(at, _)| {
+        // Its attributes and comments, up to the end of another item or to a blank line.
+        let above = source.get(..at).unwrap_or_default().rsplit('\n').skip(1);
+        let mut above = above
+            .map(str::trim)
+            .take_while(|line| !line.is_empty() && !line.ends_with(['{', '}', ';']));
+        above.any(|line| line == "#[test]" || line.starts_with("#[tokio::test"))
+    })
+}
+
+#[test]
+fn only_functions_with_the_attribute_are_tests() {
+    let source = "\
+        #[test]\nfn a() {\n}\nfn b() {}\n\
+        // c\n    #[test]\n    #[expect(\n        x,\n    )]\n    fn c(\n\
+        #[tokio::test]\nasync fn d() {}\n#[test]\n\nfn e() {}";
+    let tests = ["a", "b", "c", "d", "e", "f"].map(|name| is_test(source, name));
+    assert_eq!(tests, [true, false, true, true, false, false]);
+}
+
 /// `FILE` or `FILE::TEST`, with a file of `tests/tests` by its name and others by their path.
 #[test]
 fn the_tests_that_prove_a_feature_exist() {
     // Kernel modules begin with `vdpa_`, too.
-    const AREAS: [&str; 9] = [
+    const AREAS: [&str; 11] = [
         "api_",
         "boot_",
         "hardware_",
@@ -143,7 +166,9 @@ fn the_tests_that_prove_a_feature_exist() {
         "rings_",
         "vdpa_backend",
         "vdpa_blk",
+        "vdpa_iommu",
         "vdpa_net",
+        "vdpa_swnic",
     ];
     let sources = files(&[".rs"]);
     let mut proofs = 0;
@@ -173,8 +198,7 @@ fn the_tests_that_prove_a_feature_exist() {
         let parts = parts.filter(|path| **path == name || path.starts_with(&folder));
         let parts: Vec<_> = parts.map(|path| read(path)).collect();
         assert!(!parts.is_empty(), "{place}: no such file");
-        let wanted = format!("fn {test}(");
-        let has = parts.iter().any(|part| part.contains(&wanted));
+        let has = parts.iter().any(|part| is_test(part, test));
         assert!(test.is_empty() || has, "{place}: no such test");
         proofs += 1;
     }

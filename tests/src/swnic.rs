@@ -97,7 +97,7 @@ impl Swnic {
         processes(&self.name)
     }
 
-    /// Checks that its worker has no privileges, and a system call filter.
+    /// Checks that its worker has no privileges, a system call filter, and limits of its memory.
     ///
     /// # Errors
     /// As [`Swnic::processes`]; [`Error::Invalid`] with what the worker lacks.
@@ -114,6 +114,21 @@ impl Swnic {
             if !status.contains(line) {
                 return Err(Error::invalid("the worker", format!("no {line}: {status}")));
             }
+        }
+        let limits = files::read_text(Path::new(&format!("/proc/{worker}/limits")))?;
+        for (name, most) in [("data", 256 << 20), ("file", 32 << 20)] {
+            let wanted = format!("Max {name} size {most} {most} bytes");
+            let has = |line: &str| line.split_whitespace().eq(wanted.split(' '));
+            if !limits.lines().any(has) {
+                return Err(Error::invalid(
+                    "the worker",
+                    format!("no {wanted}: {limits}"),
+                ));
+            }
+        }
+        let score = files::read_text(Path::new(&format!("/proc/{worker}/oom_score_adj")))?;
+        if score.trim() != "100" {
+            return Err(Error::invalid("its oom_score_adj", score));
         }
         Ok(())
     }

@@ -39,8 +39,9 @@ use std::path::Path;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
+use bellhop_common::log_rate::Rate;
 
-use crate::logging::Rate;
+use crate::logging::{DAEMON_RATE, VM_RATE};
 
 /// A subcommand and its arguments.
 #[derive(Debug, clap::Subcommand)]
@@ -91,8 +92,8 @@ impl Command {
     /// The limit for log lines of each call site. The others log only what their user requests.
     pub(crate) fn log_rate(&self) -> Option<Rate> {
         match self {
-            Self::Run(_) => Some(Rate::VM),
-            Self::Serve(_) => Some(Rate::DAEMON),
+            Self::Run(_) | Self::Swnic(_) => Some(VM_RATE),
+            Self::Serve(_) => Some(DAEMON_RATE),
             _ => None,
         }
     }

@@ -205,11 +205,16 @@ impl Daemon {
         self.directory.file("run").join("node.socket")
     }
 
+    /// The log so far.
+    pub(crate) fn log(&self) -> Vec<Value> {
+        self.log.lock().clone()
+    }
+
     /// Waits for a line of the log.
     pub(crate) fn logged(&self, is_it: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + PATIENCE;
         loop {
-            let log = self.log.lock().clone();
+            let log = self.log();
             if let Some(line) = log.iter().rev().find(|line| is_it(line)) {
                 return line.clone();
             }

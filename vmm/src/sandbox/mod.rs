@@ -59,8 +59,8 @@ pub fn enter(own: Option<&Own>) -> Result<(), JailError> {
 }
 
 /// Moves this process, which is no VMM and has all files open that it needs, into a jail with an
-/// empty root. It must have one thread. It ends with its parent. A [filter](seccomp::confine) is
-/// the next step, of each thread.
+/// empty root and little memory. It must have one thread. It ends with its parent. A
+/// [filter](seccomp::confine) is the next step, of each thread.
 ///
 /// # Errors
 /// A step failed. The process must end: it is in a part of the jail.
@@ -72,6 +72,8 @@ pub fn enter_empty(user: u32) -> Result<(), crate::Error> {
         }
     };
     let parent = rustix::process::getppid();
+    // Before the namespaces, which have no `/proc`.
+    privileges::limit_memory().map_err(failed("limit the memory"))?;
     namespaces::enter_empty().map_err(failed("build the root directory"))?;
     privileges::become_user(user).map_err(failed("change to the user"))?;
     privileges::give_up().map_err(failed("give up the privileges"))?;

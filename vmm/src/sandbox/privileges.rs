@@ -4,8 +4,46 @@
 
 use std::io;
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Uid};
 use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets};
+
+/// Most private memory of a process that is no VMM, in bytes. A worker with 16 queue pairs uses a
+/// tenth.
+const DATA_MAX: u64 = 256 << 20;
+/// Largest file that such a process writes, in bytes. Its log is in memory (`/run`), and another
+/// process empties it each second if it exceeds 16 MiB.
+const FILE_MAX: u64 = 32 << 20;
+/// As that of the daemon's VMs. The kernel ends such a process before the daemon.
+const OOM_SCORE_ADJ: &[u8] = b"100";
+
+/// Limits the memory that the calling process can take from the host. It needs `/proc`. Memory that
+/// `RLIMIT_DATA` does not count is the concern of [`confine`](super::seccomp::confine).
+///
+/// # Errors
+/// The kernel refuses.
+pub fn limit_memory() -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let score = rustix::fs::open(c"/proc/self/oom_score_adj", flags, Mode::empty())?;
+    match rustix::io::write(score, OOM_SCORE_ADJ) {
+        // In a container this process may have a higher value, which it may not lower.
+        Ok(_) | Err(Errno::ACCESS) => {}
+        Err(error) => return Err(error.into()),
+    }
+    for (resource, most) in [(Resource::Data, DATA_MAX), (Resource::Fsize, FILE_MAX)] {
+        // A lower one stays.
+        let most = rustix::process::getrlimit(resource)
+            .maximum
+            .map_or(most, |max| max.min(most));
+        let limit = Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        };
+        rustix::process::setrlimit(resource, limit)?;
+    }
+    Ok(())
+}
 
 /// Changes to a user and the group with the same number, without other groups.
 ///
@@ -79,6 +117,43 @@ fn lock_capabilities() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In a child, because a limit cannot be raised again.
+    #[test]
+    fn a_process_with_limited_memory_gets_no_more() {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        use std::os::unix::process::CommandExt as _;
+        let most = usize::try_from(DATA_MAX).unwrap();
+        let limit = move || {
+            limit_memory()?;
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: the kernel chooses the address, and nothing accesses the memory.
+            let map = |size| unsafe {
+                mmap_anonymous(std::ptr::null_mut(), size, access, MapFlags::PRIVATE)
+            };
+            map(most / 2)?;
+            match map(most / 2) {
+                Err(Errno::NOMEM) => Ok(()),
+                mapped => Err(mapped.err().unwrap_or(Errno::TOOBIG).into()),
+            }
+        };
+        let mut command = std::process::Command::new("cat");
+        command.args(["/proc/self/limits", "/proc/self/oom_score_adj"]);
+        // SAFETY: between fork and exec it makes system calls, and allocates nothing.
+        unsafe {
+            command.pre_exec(limit);
+        }
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        for (name, most) in [("Max data size", DATA_MAX), ("Max file size", FILE_MAX)] {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            let values: Vec<_> = line.unwrap().split_whitespace().collect();
+            let most = most.to_string();
+            assert_eq!(values, [&most, &most, "bytes"], "{text}");
+        }
+        let score: i32 = text.lines().last().unwrap().parse().unwrap();
+        assert!(score >= 100, "{text}");
+    }
 
     /// In a child: attributes of a process cannot be regained.
     #[test]

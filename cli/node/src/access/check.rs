@@ -1,12 +1,13 @@
 //! Checks the role for every request, and logs each change and each refusal.
 //!
-//! Owns the audit log: lines of the target `audit`, which are logged at every log level.
+//! Owns the audit log: lines of the target `audit`, which are logged at every log level. Each
+//! change has its line. `refusals.rs` limits the lines of refused requests.
 //!
 //! A client that disconnects does not stop its request (`vmm::http::on_worker`), so the line is
 //! written in that case, too.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
 use axum::http::header::CONNECTION;
@@ -15,7 +16,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::node::Role;
 use vmm::http::ErrorBody;
-use vmm::http::request_id::RequestId;
+use vmm::http::request_id::{IsLogged, RequestId, shortened};
 use vmm::http::server::Admission;
 
 use super::caller::{Peer, refusal};
@@ -69,7 +70,10 @@ pub(crate) async fn check(
         }
         Err(refused) => {
             line.refused = true;
-            refusal(refused)
+            line.suppressed = access.refusals.admit(&line.peer, Instant::now());
+            let mut response = refusal(refused);
+            response.extensions_mut().insert(IsLogged);
+            response
         }
     };
     let error = response.extensions().get::<ErrorBody>();
@@ -94,10 +98,12 @@ struct Line {
     peer: Peer,
     role: Option<Role>,
     token: Option<String>,
-    method: Method,
+    method: String,
     path: String,
     request_id: String,
     refused: bool,
+    /// The number of lines suppressed before this one. None if this one is suppressed, too.
+    suppressed: Option<u64>,
     /// Whether the request may change something.
     changes: bool,
     /// The status and the error code. None until there is an answer.
@@ -112,10 +118,11 @@ impl Line {
             role: None,
             token: None,
             changes: ![Method::GET, Method::HEAD].contains(request.method()),
-            method: request.method().clone(),
-            path: request.uri().path().to_owned(),
+            method: shortened(request.method().as_str()),
+            path: shortened(request.uri().path()),
             request_id: id.map(|id| id.0.clone()).unwrap_or_default(),
             refused: false,
+            suppressed: Some(0),
             outcome: None,
         }
     }
@@ -135,9 +142,9 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        if !self.is_of_interest() {
+        let Some(suppressed) = self.suppressed.filter(|_| self.is_of_interest()) else {
             return;
-        }
+        };
         let (status, error) = match &self.outcome {
             Some((status, error)) => (Some(status.as_u16()), error.as_deref()),
             None => (None, Some("the client disconnected before the answer")),
@@ -150,11 +157,12 @@ impl Drop for Line {
             who,
             role,
             token = self.token,
-            method = self.method.as_str(),
+            method = self.method,
             path = self.path,
             status,
             error,
             request_id = self.request_id,
+            suppressed = (suppressed > 0).then_some(suppressed),
             "{}",
             if self.refused { "not allowed" } else if done { "done" } else { "not done" }
         );

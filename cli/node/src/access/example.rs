@@ -11,6 +11,7 @@ use tokio_rustls::rustls::{self, ServerConfig};
 
 use super::certificates::Tls;
 use super::listener::TlsPeer;
+use super::refusals::Refusals;
 use super::{Access, AccessFiles, CertificateFiles, Loaded, Tokens};
 
 impl Access {
@@ -49,6 +50,7 @@ impl Access {
         Self {
             remote: Some((files, RwLock::new(loaded))),
             changes: watch::Sender::default(),
+            refusals: Refusals::default(),
         }
     }
 }

@@ -8,7 +8,7 @@
 //!                                                      └─ Authorization: Bearer TOKEN ─> role ──┤
 //!                                                                                               v
 //!                         endpoint <── sufficient <── TABLE (role.rs): method, path ─> needed role
-//!                            └──> audit: who, what, outcome, request_id
+//!                            └──> audit: who, what, outcome, request_id; refusals are limited
 //! ```
 //!
 //! File permissions control access to the Unix socket, and every client of it is `admin`. TCP needs
@@ -30,6 +30,7 @@ mod describe;
 mod example;
 mod listener;
 mod permit;
+mod refusals;
 mod role;
 mod share;
 mod subject;
@@ -57,6 +58,7 @@ pub(crate) use share::share_with;
 pub use tokens::{Token, Tokens};
 
 use self::certificates::Tls;
+use self::refusals::Refusals;
 use super::error::Error;
 
 /// The files that control access by TCP.
@@ -89,6 +91,7 @@ pub(crate) struct Access {
     remote: Option<(AccessFiles, RwLock<Loaded>)>,
     /// The number of reloads. Notified also when a token has expired.
     changes: watch::Sender<u64>,
+    refusals: Refusals,
 }
 
 impl fmt::Debug for Access {
@@ -113,6 +116,7 @@ impl Access {
         Ok(Self {
             remote: remote.transpose()?,
             changes: watch::Sender::default(),
+            refusals: Refusals::default(),
         })
     }
 

@@ -16,6 +16,7 @@ use tokio_rustls::rustls::{ServerConfig, version};
 
 use super::certificates::Tls;
 use super::listener::TlsPeer;
+use super::refusals::Refusals;
 use super::{Access, AccessFiles, CertificateFiles, Loaded, Tokens};
 
 /// Access control with one token of each role: the role's name.
@@ -46,6 +47,7 @@ pub(crate) fn access() -> Arc<Access> {
     Arc::new(Access {
         remote: Some((files, RwLock::new(loaded))),
         changes: watch::Sender::default(),
+        refusals: Refusals::default(),
     })
 }
 

@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::os::raw::c_int;
 
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
     SeccompFilter, SeccompRule, TargetArch,
 };
 
-use super::table::{Call, REFUSED, Test, Thread, When};
+use super::table::{Call, Calls, REFUSED, Test, Thread, UNCOUNTED, When};
 
 /// One condition on one argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -134,7 +135,19 @@ pub(super) fn filter(thread: Thread, otherwise: SeccompAction) -> Result<BpfProg
 
 /// Compiles the calls that fail, a program per error number.
 pub(super) fn refused() -> Result<Vec<BpfProgram>, BackendError> {
-    let programs = REFUSED.iter().map(|(errno, calls)| {
+    failing(&REFUSED)
+}
+
+/// Compiles all filters of a thread of a process that is no VMM, with limited memory.
+pub(super) fn confined(thread: Thread) -> Result<Vec<BpfProgram>, BackendError> {
+    let mut programs = vec![filter(thread, SeccompAction::KillProcess)?];
+    programs.extend(refused()?);
+    programs.extend(failing(&UNCOUNTED)?);
+    Ok(programs)
+}
+
+fn failing(calls: &[(c_int, Calls)]) -> Result<Vec<BpfProgram>, BackendError> {
+    let programs = calls.iter().map(|(errno, calls)| {
         let fail = SeccompAction::Errno(errno.cast_unsigned());
         let rules = calls.iter().flat_map(rules_of).collect();
         program(rules, SeccompAction::Allow, fail)

@@ -101,16 +101,15 @@ pub fn install(mode: Mode, inherited: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Installs the filter of this kind on the calling thread, of a process that is no VMM.
+/// Installs the filters of this kind on the calling thread, of a process that is no VMM, with
+/// [limited memory](super::privileges::limit_memory).
 ///
 /// # Errors
 /// This kernel has no filters.
 pub fn confine(thread: Thread) -> Result<(), Error> {
     let failed = "cannot install the system call filter";
-    let kill = SeccompAction::KillProcess;
-    let program = compile::filter(thread, kill).map_err(|error| Error::host(failed).because(error));
-    let refused = compile::refused().map_err(|error| Error::host(failed).because(error))?;
-    for program in std::iter::once(program?).chain(refused) {
+    let programs = compile::confined(thread);
+    for program in programs.map_err(|error| Error::host(failed).because(error))? {
         seccompiler::apply_filter(&program).map_err(|error| Error::host(failed).because(error))?;
     }
     Ok(())

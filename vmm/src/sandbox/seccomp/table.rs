@@ -116,6 +116,8 @@ const fn bits(value: c_int) -> u32 {
 }
 
 const EXECUTABLE: u32 = bits(PROT_EXEC);
+/// `MAP_SHARED_VALIDATE` has this bit of `MAP_SHARED`, too.
+const SHARED_ANONYMOUS: u32 = bits(MAP_SHARED | MAP_ANONYMOUS);
 /// Without the flags for private futexes and the clock.
 const FUTEX_OPERATION: u32 = !bits(FUTEX_PRIVATE_FLAG | FUTEX_CLOCK_REALTIME);
 /// The first real-time signal that glibc leaves to programs: it interrupts vCPUs.
@@ -549,3 +551,19 @@ pub(super) const REFUSED: [(c_int, Calls); 2] = [
         },
     ),
 ];
+
+/// Further calls that fail in a process with [limited
+/// memory](crate::sandbox::privileges::limit_memory): the limit does not count what they leave.
+pub(super) const UNCOUNTED: [(c_int, Calls); 1] = [(
+    EACCES,
+    calls! {
+        SYS_mmap [masked(3, SHARED_ANONYMOUS, &[SHARED_ANONYMOUS])] =>
+            "shared memory; that of a driver has a file";
+        SYS_mmap [masked(3, bits(MAP_GROWSDOWN), &[bits(MAP_GROWSDOWN)])] => "another stack";
+        SYS_mmap [masked(3, bits(MAP_HUGETLB), &[bits(MAP_HUGETLB)])] =>
+            "the host's huge pages, which even a mapping without write access takes";
+        SYS_mremap => "a larger stack; the allocator copies instead";
+        SYS_mprotect [masked(2, bits(PROT_WRITE), &[0])] =>
+            "memory that was written and is read-only now";
+    },
+)];

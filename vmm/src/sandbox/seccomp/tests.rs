@@ -188,9 +188,7 @@ fn a_thread_may_not_do_the_work_of_another() {
 
 #[test]
 fn a_software_nic_serves_rings_and_nothing_else() {
-    let mut filters =
-        vec![compile::filter(Thread::SoftwareNic, SeccompAction::KillProcess).unwrap()];
-    filters.extend(compile::refused().unwrap());
+    let filters = compile::confined(Thread::SoftwareNic).unwrap();
     let path = c"/proc/self/mem".as_ptr().addr() as u64;
     let cwd = u64::from((-100_i32).cast_unsigned());
     let suspend = vdpa::uapi::suspend().number();
@@ -222,6 +220,54 @@ fn a_software_nic_serves_rings_and_nothing_else() {
             make((name, libc::SYS_ioctl, [CLOSED, number, 0]))
         });
         assert_eq!(end.code(), Some(libc::EBADF), "{name} {end}");
+    }
+}
+
+/// The limit of its data counts all memory that it can map, except that of files.
+#[test]
+fn a_software_nic_maps_no_memory_beyond_its_limit() {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::AsRawFd as _;
+
+    let filters = compile::confined(Thread::SoftwareNic).unwrap();
+    let file = memfd_create("memory of a driver", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 4096).unwrap();
+    let end_of_map = |flags, file| {
+        in_child(&filters, || {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: needed to map as no wrapper does. The kernel chooses the address, and nothing
+            // accesses the memory.
+            let map = unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, flags, file, 0) };
+            let failed = (map == libc::MAP_FAILED).then(std::io::Error::last_os_error);
+            failed.map_or(0, |error| error.raw_os_error().unwrap_or(254))
+        })
+    };
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    for flags in [
+        libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+        libc::MAP_SHARED_VALIDATE | libc::MAP_ANONYMOUS,
+        libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+        private | libc::MAP_GROWSDOWN,
+        private | libc::MAP_HUGETLB,
+    ] {
+        let end = end_of_map(flags, -1);
+        assert_eq!(end.code(), Some(libc::EACCES), "{flags:#x} {end}");
+    }
+    for made in [
+        ("mremap", libc::SYS_mremap, NONE),
+        ("mprotect PROT_NONE", libc::SYS_mprotect, NONE),
+        ("mprotect PROT_READ", libc::SYS_mprotect, [0, 0, 1]),
+    ] {
+        let end = in_child(&filters, || make(made));
+        assert_eq!(end.code(), Some(libc::EACCES), "{} {end}", made.0);
+    }
+    // The allocator, and `vduse::memory`.
+    assert_eq!(end_of_map(private, -1).code(), Some(0));
+    let made = ("mprotect", libc::SYS_mprotect, [0, 0, 3]);
+    assert_eq!(in_child(&filters, || make(made)).code(), Some(0));
+    for flags in [libc::MAP_SHARED, libc::MAP_SHARED | libc::MAP_NORESERVE] {
+        let end = end_of_map(flags, file.as_raw_fd());
+        assert_eq!(end.code(), Some(0), "{flags:#x} {end}");
     }
 }
 
