@@ -313,7 +313,8 @@ fn strangers_and_readers_leave_connections_for_admins() {
     admin_is_served_at_once();
     let read = "GET /v1/events HTTP/1.1\r\nhost: node\r\n\
                 authorization: Bearer token-of-viewer\r\n\r\n";
-    let readers: Vec<_> = (0..60)
+    // More than there are places for all roles.
+    let readers: Vec<_> = (0..80)
         .map(|_| {
             let mut stream = client.connect(port).unwrap();
             // The daemon may replace one that waits for a place.
