@@ -327,6 +327,27 @@ fn strangers_and_readers_leave_connections_for_admins() {
 }
 
 #[test]
+fn strangers_do_not_fill_the_log() {
+    let daemon = Daemon::start(&Files::new().arguments());
+    let is_refused = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", daemon.port())).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        // A TLS alert, or a reset by the peer.
+        let _ = stream.read_to_end(&mut Vec::new());
+    };
+    for _ in 0..300 {
+        is_refused();
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    is_refused();
+    let line = daemon.logged(|line| line["target"] == "suppressed");
+    assert!(
+        line["source"].as_str().unwrap().contains("server.rs"),
+        "{line}"
+    );
+}
+
+#[test]
 fn a_token_with_an_expiry_counts_until_then() {
     let files = Files::new();
     let daemon = Daemon::start(&files.arguments());

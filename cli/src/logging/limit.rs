@@ -8,6 +8,8 @@
 //!                   ^         └─ yes ──> suppressed, before it is formatted
 //!                   └─ one further line per interval
 //! ```
+//! Connections that are refused before their client has proven anything share a smaller limit.
+//!
 //! No limit applies to audit lines, nor to debug and trace lines, which an operator turns on to see
 //! each event. The log file rotates all the same.
 
@@ -19,6 +21,7 @@ use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
+use vmm::http::server::REFUSED;
 
 use super::AUDIT;
 
@@ -87,14 +90,14 @@ impl Limit {
         }
     }
 
-    fn admit(&self, site: Identifier) -> Option<u64> {
+    fn admit(&self, site: Identifier, rate: Rate) -> Option<u64> {
         let now = Instant::now();
         let mut sites = self.sites.lock();
         let site = sites.entry(site).or_insert(Site {
             rested_at: now,
             suppressed: 0,
         });
-        site.admit(self.rate, now)
+        site.admit(rate, now)
     }
 }
 
@@ -104,7 +107,12 @@ impl<S: Subscriber> Layer<S> for Limit {
         if *line.level() > Level::INFO || matches!(line.target(), AUDIT | SUPPRESSED) {
             return true;
         }
-        let Some(suppressed) = self.admit(line.callsite()) else {
+        let rate = match line.target() {
+            // A stranger must not drive the other lines out of a log that rotates.
+            REFUSED => Rate::VM,
+            _ => self.rate,
+        };
+        let Some(suppressed) = self.admit(line.callsite(), rate) else {
             return false;
         };
         if suppressed > 0 {
