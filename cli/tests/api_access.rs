@@ -394,7 +394,8 @@ fn strangers_and_readers_leave_connections_for_admins() {
     admin_is_served_at_once();
     let read = "GET /v1/events HTTP/1.1\r\nhost: node\r\n\
                 authorization: Bearer token-of-viewer\r\n\r\n";
-    let readers: Vec<_> = (0..60)
+    // More than there are places for all roles.
+    let readers: Vec<_> = (0..80)
         .map(|_| {
             let mut stream = client.connect(port).unwrap();
             // The daemon may replace one that waits for a place.
@@ -404,6 +405,27 @@ fn strangers_and_readers_leave_connections_for_admins() {
         .collect();
     admin_is_served_at_once();
     drop((strangers, readers));
+}
+
+#[test]
+fn strangers_do_not_fill_the_log() {
+    let daemon = Daemon::start(&Files::new().arguments());
+    let is_refused = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", daemon.port())).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        // A TLS alert, or a reset by the peer.
+        let _ = stream.read_to_end(&mut Vec::new());
+    };
+    for _ in 0..300 {
+        is_refused();
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    is_refused();
+    let line = daemon.logged(|line| line["target"] == "suppressed");
+    assert!(
+        line["source"].as_str().unwrap().contains("server.rs"),
+        "{line}"
+    );
 }
 
 #[test]

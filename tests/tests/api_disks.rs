@@ -14,6 +14,7 @@ use faulty_disk::FaultyDisk;
 use lab::api::Client;
 use lab::endurance::{GROWTH, cycles};
 use lab::guest::{BellhopArguments, Guest};
+use lab::node::Node;
 use lab::sim::require_lab;
 use lab::vmm_process::cost;
 use serde_json::{Value, json};
@@ -340,6 +341,73 @@ fn a_hung_disk_delays_neither_requests_nor_the_stop() {
     assert!(begin.elapsed() < Duration::from_secs(20));
     drop(frozen);
     assert!(scene.guest.wait_exit(NOTICE).unwrap().success());
+    is_free(&image);
+}
+
+/// The same for a VM of the daemon: the daemon ends at once, and the next one adopts the VM. A stop
+/// of the VM fails after the limits of SIGTERM and SIGKILL. It succeeds once the storage answers.
+#[test]
+fn a_hung_disk_of_a_vm_does_not_hold_its_daemon() {
+    require_lab().unwrap();
+    /// Much less than systemd allows (`TimeoutStopSec=`).
+    const AT_ONCE: Duration = Duration::from_secs(20);
+    /// 10 s after SIGTERM and 30 s after SIGKILL.
+    const STOP_FAILS: Duration = Duration::from_secs(60);
+    let storage = Storage::mount();
+    let image = Image(storage.0.join("image"));
+    File::create(&image.0)
+        .unwrap()
+        .set_len(SECTORS * SECTOR)
+        .unwrap();
+    let mut node = Node::start("hung").unwrap();
+    let arguments = BellhopArguments::small().unwrap();
+    let spec = json!({
+        "kernel": arguments.kernel_image(),
+        "initramfs": arguments.ramdisk(),
+        "cmdline": arguments.kernel_words(),
+        "memory": "128M",
+        "disks": [{ "path": image.0 }],
+    });
+    let body = json!({ "spec": spec });
+    node.api.done("PUT", "/v1/vms/hung", Some(&body)).unwrap();
+    let vm = node.await_phase("hung", "Running").unwrap();
+    let console = vm["status"]["console"]["socket"].as_str().unwrap();
+    let pid = u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap();
+    let mut guest = Guest::attach(Path::new(console), pid, SILENCE).unwrap();
+    let checked = guest.command("disk-check vda 5 64").unwrap();
+    assert_eq!(checked["wrong"], 0, "{checked}");
+    let frozen = storage.freeze();
+    guest.send(&format!("disk-check vda 6 {SECTORS}")).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+
+    let restart = |node: &mut Node, limit: Duration| {
+        let begin = Instant::now();
+        assert!(node.terminate());
+        let ended = begin.elapsed();
+        assert!(ended < AT_ONCE, "the daemon ended after {ended:?}");
+        node.start_again().unwrap();
+        let served = begin.elapsed();
+        assert!(served < limit, "the next daemon served after {served:?}");
+    };
+    restart(&mut node, AT_ONCE);
+    let adopted = node.await_phase("hung", "Running").unwrap();
+    assert_eq!(adopted["status"]["pid"], pid, "{adopted}");
+    let hard = json!({ "state": "Stopped", "mode": "hard" });
+    let stop = |node: &Node| node.api.ask("PUT", "/v1/vms/hung/state", Some(&hard));
+    let begin = Instant::now();
+    let answer = stop(&node).unwrap();
+    assert_eq!(answer.status, 500, "{}", answer.body);
+    let text = answer.body.to_string();
+    assert!(text.contains("it waits in the kernel"), "{text}");
+    assert!(begin.elapsed() < STOP_FAILS, "{:?}", begin.elapsed());
+    // The next daemon tries to end it, too.
+    restart(&mut node, STOP_FAILS);
+    assert!(Path::new(&format!("/proc/{pid}")).exists());
+
+    drop(frozen);
+    let answer = stop(&node).unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    node.await_phase("hung", "Stopped").unwrap();
     is_free(&image);
 }
 

@@ -361,21 +361,40 @@ fn disks_snapshots_and_upgrades_work_inside() {
     fs::remove_dir_all(snapshot).unwrap();
 }
 
-/// Starts a VMM without a VM, in a sandbox or not. Returns its own memory in KiB, without that of
-/// the program's file.
-fn memory(confined: bool) -> u64 {
-    let directory = std::env::temp_dir().join(format!("lab-cost-{}", std::process::id()));
+/// Memory in KiB.
+#[derive(Debug, Clone, Copy)]
+struct Memory {
+    /// The process's own, without that of the program's file.
+    own: u64,
+    /// That of its control group: also the kernel's, such as for namespaces and filters.
+    group: u64,
+}
+
+/// Starts a VMM without a VM in a control group, in a sandbox or not.
+fn memory(confined: bool) -> Memory {
+    let name = format!("lab-cost-{}", std::process::id());
+    let directory = std::env::temp_dir().join(&name);
     fs::create_dir_all(&directory).unwrap();
     std::os::unix::fs::chown(&directory, Some(FIRST), Some(FIRST)).unwrap();
+    let group = Path::new("/sys/fs/cgroup").join(name);
+    fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory").unwrap();
+    fs::create_dir(&group).unwrap();
     let socket = directory.join("api.socket");
-    let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
-    command.args(["run", "--api-socket"]).arg(&socket);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "echo 0 >\"$0\" && exec \"$@\""])
+        .arg(group.join("cgroup.procs"))
+        .arg(std::env::var_os("BELLHOP").unwrap())
+        .args(["run", "--api-socket"])
+        .arg(&socket);
     if confined {
         command
             .args(["--sandbox", "on", "--sandbox-user"])
             .arg(FIRST.to_string());
     } else {
-        command.env("BELLHOP_SECCOMP", "off");
+        command
+            .args(["--sandbox", "off"])
+            .env("BELLHOP_SECCOMP", "off");
     }
     let start = Instant::now();
     let mut child = command.spawn().unwrap();
@@ -384,17 +403,32 @@ fn memory(confined: bool) -> u64 {
         std::thread::sleep(Duration::from_millis(1));
     }
     let resident = status(u64::from(child.id()))["RssAnon"].clone();
+    let all = fs::read_to_string(group.join("memory.current")).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
+    fs::remove_dir(&group).unwrap();
     fs::remove_dir_all(&directory).unwrap();
-    resident.trim_end_matches(" kB").parse().unwrap()
+    Memory {
+        own: resident.trim_end_matches(" kB").parse().unwrap(),
+        group: all.trim_end().parse::<u64>().unwrap() / 1024,
+    }
 }
 
 #[test]
 fn a_sandbox_takes_little_memory() {
     require_lab().unwrap();
-    let least = |confined| (0..5).map(|_| memory(confined)).min().unwrap();
-    let (plain, confined) = (least(false), least(true));
+    let least = |confined| {
+        let all: Vec<Memory> = (0..5).map(|_| memory(confined)).collect();
+        let of = |kind: fn(&Memory) -> u64| all.iter().map(kind).min().unwrap();
+        (of(|memory| memory.own), of(|memory| memory.group))
+    };
+    let ((plain, plain_group), (confined, confined_group)) = (least(false), least(true));
     println!("KiB without a sandbox: {plain}, with one: {confined}");
+    println!("KiB of the control group: {plain_group}, with a sandbox: {confined_group}");
     assert!(confined < plain + 300, "{confined} KiB, {plain} without");
+    let most = plain_group + 1024;
+    assert!(
+        confined_group < most,
+        "{confined_group} KiB, {plain_group} without"
+    );
 }

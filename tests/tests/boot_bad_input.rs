@@ -373,7 +373,8 @@ fn a_device_that_is_in_use() {
         .unwrap();
     let mut command = with_kernel(&["--memory", "64M", "--vdpa"]);
     command.arg(format!("path={}", net.path().display()));
-    // Landlock hides the files of other processes.
+    // A sandbox and its Landlock hide the files of other processes.
+    command.env("BELLHOP_SANDBOX", "off");
     command.env("BELLHOP_SECCOMP", "off");
     let process = format!("{}", std::process::id());
     refused(

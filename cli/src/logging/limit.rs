@@ -3,6 +3,8 @@
 //! Owns one record per call site that has logged: call sites are static, so memory is bounded. It
 //! must not know the format and the destination of lines.
 //!
+//! Connections that are refused before their client has proven anything share a smaller limit.
+//!
 //! No limit applies to audit lines, nor to debug and trace lines, which an operator turns on to see
 //! each event. The log file rotates all the same.
 
@@ -15,6 +17,7 @@ use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
+use vmm::http::server::REFUSED;
 
 use super::AUDIT;
 
@@ -49,11 +52,11 @@ impl Limit {
         }
     }
 
-    fn admit(&self, site: Identifier) -> Option<u64> {
+    fn admit(&self, site: Identifier, rate: Rate) -> Option<u64> {
         let now = Instant::now();
         let mut sites = self.sites.lock();
         let site = sites.entry(site).or_insert_with(|| LineSource::new(now));
-        site.admit(self.rate, now)
+        site.admit(rate, now)
     }
 }
 
@@ -63,8 +66,13 @@ impl<S: Subscriber> Layer<S> for Limit {
         if *line.level() > Level::INFO || matches!(line.target(), AUDIT | SUPPRESSED) {
             return true;
         }
+        let rate = match line.target() {
+            // A stranger must not drive the other lines out of a log that rotates.
+            REFUSED => VM_RATE,
+            _ => self.rate,
+        };
         // Suppressed before it is formatted.
-        let Some(suppressed) = self.admit(line.callsite()) else {
+        let Some(suppressed) = self.admit(line.callsite(), rate) else {
             return false;
         };
         if suppressed > 0 {

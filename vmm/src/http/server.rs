@@ -43,6 +43,9 @@ use super::admission::Admissions;
 
 pub use super::admission::Admission;
 
+/// The target of log lines about connections without a request, which anyone can cause.
+pub const REFUSED: &str = "refused";
+
 const HEADERS_MAX: usize = 64;
 const HEAD_MAX: usize = 16 * 1024;
 const HEAD_TIME: Duration = Duration::from_secs(10);
@@ -224,7 +227,9 @@ async fn serve_incoming<T: Transport>(
             ));
             serve_connection(stream, router, ended).await;
         }
-        Err(error) => tracing::info!(%error, "a connection to the API is refused"),
+        Err(error) => {
+            tracing::info!(target: REFUSED, %error, "a connection to the API is refused");
+        }
     }
 }
 

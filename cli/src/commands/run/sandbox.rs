@@ -28,6 +28,7 @@ pub(super) struct SandboxArguments {
     #[arg(
         long,
         value_name = "on|off",
+        env = "BELLHOP_SANDBOX",
         default_value = "off",
         hide_possible_values = true
     )]

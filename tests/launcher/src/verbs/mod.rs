@@ -112,9 +112,12 @@ pub(crate) fn command(lab: &Lab, arguments: Vec<String>) -> Result<Execute> {
         .collect();
     environment.extend(lab.environment()?);
     environment.insert("BELLHOP_LAB".into(), "host".into());
-    // Each VMM of a test runs under its system call filters, also one without a sandbox.
-    let filters = environment.entry("BELLHOP_SECCOMP".into());
-    filters.or_insert_with(|| "on".into());
+    // Each `bellhop run` of a test confines itself. One without a sandbox still has its filters.
+    for variable in ["BELLHOP_SANDBOX", "BELLHOP_SECCOMP"] {
+        environment
+            .entry(variable.into())
+            .or_insert_with(|| "on".into());
+    }
     Ok(Execute {
         arguments,
         environment,
