@@ -1,5 +1,5 @@
-//! Stands for a VMM that its guest has captured: enters the jail of a running VMM with all of its
-//! descriptors, and tries to leave it.
+//! Stands for a VMM that its guest has captured. It enters the jail of a running VMM with all of
+//! its descriptors, and tries to leave it.
 //!
 //! ```text
 //!   lab-captive PID UID DIRECTORY OTHERS [TARGET …]
@@ -8,8 +8,9 @@
 //!       vmm NAME: RESULT           and with both
 //!   RESULT   allowed | denied: ERROR | ended by a filter | WRONG: …
 //! ```
-//! It takes the descriptors of the process, enters all namespaces and the root of it, becomes its
-//! user without capabilities, and joins its PID namespace by a fork. DIRECTORY belongs to the VM.
+//! It takes the descriptors of the process, and enters all of its namespaces and its root. It
+//! becomes its user without capabilities, and joins its PID namespace by a fork. DIRECTORY belongs
+//! to the VM.
 //! OTHERS are processes that the VM must not reach, separated by commas. TARGET is a file, a socket
 //! or a TCP address that root reaches outside the jail, which the helper checks first.
 //!
