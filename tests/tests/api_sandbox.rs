@@ -7,19 +7,23 @@
 
 #[allow(dead_code, reason = "other tests use more of it")]
 mod node;
+mod tls_files;
 
+use lab::node::Node;
 use lab::sim::require_lab;
 use node::{Daemon, NOTICE, Traces, nic, until};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use tls_files::{ADDRESS, Files, free_port};
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:57:71";
+const OTHER_MAC: &str = "52:54:5e:11:57:72";
 /// The start of the default range of users.
 const FIRST: u32 = 1_900_000_000;
 /// The environment of a VM's process.
@@ -33,11 +37,22 @@ const VARIABLES: [&str; 4] = [
 /// The namespaces of a VM. Its user and time namespaces are those of the host.
 const NAMESPACES: [&str; 6] = ["cgroup", "ipc", "mnt", "net", "pid", "uts"];
 
-/// Attempts to leave the sandbox, without filters and with them, and controls. `lab-captive` has
-/// them, and one for each of its files.
-const OF_JAIL: usize = 21;
-const OF_FILTERS: usize = 6;
-const CONTROLS: usize = 4;
+/// The attempts of `lab-captive`, beside one for each of its targets, and how many of them a filter
+/// ends.
+const ATTEMPTS: usize = 54;
+const ENDED: usize = 28;
+/// Kinds of descriptors of a VMM with a NIC and disks.
+const DESCRIPTORS: [&str; 9] = [
+    "/dev/vhost-vdpa-",
+    "/memfd:",
+    "anon_inode:kvm-vm",
+    "anon_inode:kvm-vcpu",
+    "anon_inode:[io_uring]",
+    "anon_inode:[eventfd]",
+    "anon_inode:[eventpoll]",
+    "anon_inode:[timerfd]",
+    "socket:[]",
+];
 
 fn pid(vm: &Value) -> u64 {
     vm["status"]["pid"].as_u64().unwrap()
@@ -152,76 +167,116 @@ fn each_vm_has_its_own_user_and_namespaces_and_no_privilege() {
     before.same(&daemon);
 }
 
+/// A VM with a NIC and two disks that belong to root; the second disk is read-only.
+fn with_disks(node: &Node, name: &str, mac: &str, disks: &[PathBuf; 2]) -> Value {
+    let mut body = node.tiny(&json!([nic("net0", mac)])).unwrap();
+    body["spec"]["disks"] = json!([
+        { "path": disks[0] },
+        { "path": disks[1], "readonly": true },
+    ]);
+    let path = format!("/v1/vms/{name}");
+    node.api.done("PUT", &path, Some(&body)).unwrap();
+    node.await_phase(name, "Running").unwrap()
+}
+
 #[test]
 fn a_captured_process_reaches_nothing() {
     require_lab().unwrap();
     log_all_records();
-    let daemon = Daemon::start("captive");
-    let vms = two(&daemon);
-    let directory = |vm: &Value| {
-        let console = Path::new(vm["status"]["console"]["socket"].as_str().unwrap());
-        console.parent().unwrap().to_owned()
+    let files = Files::new();
+    let port = free_port();
+    let node = files.node("captive", port);
+    let disks = ["disk", "disk-ro", "other", "other-ro"].map(|name| files.path(name));
+    for disk in &disks {
+        fs::write(disk, vec![0; 1 << 20]).unwrap();
+        fs::set_permissions(disk, PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    let [disk, read_only, of_other @ ..] = disks.clone();
+    let vms = [
+        with_disks(&node, "one", MAC, &[disk.clone(), read_only]),
+        with_disks(&node, "two", OTHER_MAC, &of_other),
+    ];
+    let path = |vm: &Value, pointer: &str| {
+        let path = vm["status"].pointer(pointer).and_then(Value::as_str);
+        PathBuf::from(path.unwrap_or_else(|| panic!("no {pointer} in {vm:#}")))
     };
-    let [own, of_other] = [&vms[0], &vms[1]].map(directory);
-    let log = PathBuf::from(vms[1]["status"]["log"].as_str().unwrap());
-    let node = daemon.api.socket();
+    let console = path(&vms[0], "/console/socket");
+    let other = path(&vms[1], "/console/socket");
+    let memory = format!("/proc/{}/mem", pid(&vms[1]));
     // All of them exist for root on the host: `lab-captive` checks it.
-    let outside = [
-        daemon.state().join("node.redb"),
-        log,
-        of_other.join("console.socket"),
-        of_other.join("api.socket"),
-        node.to_owned(),
-        format!("/proc/{}/environ", pid(&vms[1])).into(),
+    let targets = [
+        files.path("node.key"),
+        files.path("tokens"),
+        files.path("token"),
+        node.directory().join("state/node.redb"),
+        node.api.socket().to_owned(),
+        other.with_file_name("api.socket"),
+        path(&vms[1], "/console/log"),
+        path(&vms[1], "/log"),
+        path(&vms[1], "/nic_devices/0/character_device"),
+        other,
+        memory.into(),
+        format!("/proc/{}/environ", node.pid()).into(),
         "/dev/mem".into(),
         "/dev/kmsg".into(),
+        "/sys/fs/cgroup/cgroup.procs".into(),
         "/etc/passwd".into(),
         "/etc/shadow".into(),
+        format!("{ADDRESS}:{port}").into(),
     ];
+    let targets = targets.iter().chain(&of_other);
+    let before = records("comm=\"lab-captive\"").len();
     let captive = Command::new(env!("CARGO_BIN_EXE_lab-captive"))
         .args([pid(&vms[0]).to_string(), FIRST.to_string()])
-        .arg(&own)
-        .args(&outside)
+        .arg(console.parent().unwrap())
+        .arg(format!("{},{}", node.pid(), pid(&vms[1])))
+        .args(targets.clone())
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&captive.stdout).into_owned();
     let said = String::from_utf8_lossy(&captive.stderr);
     assert!(captive.status.success(), "{text}{said}");
-    let count = |layer: &str, result: &str| {
-        let lines = text.lines().filter(|line| line.starts_with(layer));
-        lines.filter(|line| line.ends_with(result)).count()
+    let lines = |start: &str, end: &str| {
+        let lines = text.lines().filter(|line| line.starts_with(start));
+        lines.filter(|line| line.ends_with(end)).count()
     };
-    let counts = [
-        count("jail ", ": denied"),
-        count("filter ", ": denied (SIGSYS)"),
-        count("control ", ": allowed"),
-    ];
-    let wanted = [OF_JAIL + outside.len(), OF_FILTERS, CONTROLS];
-    assert_eq!(counts, wanted, "{text}{said}");
-    let all: usize = wanted.iter().sum();
-    assert_eq!(text.lines().count(), all, "{text}{said}");
-    // The filters end calls for a privilege, and the kernel logs them.
-    for (name, call) in [
-        ("trace the VMM", libc::SYS_ptrace),
-        ("create a user namespace", libc::SYS_unshare),
-        ("change the root", libc::SYS_chroot),
-        ("mount", libc::SYS_mount),
-        ("become root", libc::SYS_setuid),
-        ("capture all frames", libc::SYS_socket),
-    ] {
-        let line = format!("filter {name}: denied (SIGSYS)");
+    assert!(!text.contains("WRONG"), "{text}{said}");
+    let attempts = ATTEMPTS + targets.count();
+    assert_eq!(
+        [lines("jail ", ""), lines("vmm ", "")],
+        [attempts; 2],
+        "{text}"
+    );
+    // It has the descriptors of a VMM.
+    for kind in DESCRIPTORS {
         assert!(
-            text.lines().any(|one| one == line),
-            "no {line:?} in:\n{text}"
+            lines(&format!("descriptor {kind}"), "") > 0,
+            "{kind}: {text}"
         );
+    }
+    // The filters end calls that no VMM makes, and the kernel logs each.
+    let ended = lines("vmm ", ": ended by a filter");
+    assert_eq!(ended, ENDED, "{text}");
+    until("the kernel has logged each", || {
+        records("comm=\"lab-captive\"").len() == before + ended
+    });
+    for call in [
+        libc::SYS_ptrace,
+        libc::SYS_unshare,
+        libc::SYS_setuid,
+        libc::SYS_pidfd_getfd,
+        libc::SYS_fchmod,
+        libc::SYS_openat,
+        libc::SYS_sendto,
+    ] {
         await_record("comm=\"lab-captive\"", call);
     }
-    // Both VMs still run, in the same processes.
+    // Nothing has changed outside.
+    assert_eq!(disk.metadata().unwrap().mode() & 0o7777, 0o600);
     for (vm, name) in vms.iter().zip(["one", "two"]) {
-        let now = daemon.await_phase(name, "Running");
+        let now = node.await_phase(name, "Running").unwrap();
         assert_eq!(pid(vm), pid(&now));
     }
-    delete(&daemon);
 }
 
 /// Lets the kernel log each denied call. It drops lines if there are many.
@@ -236,13 +291,18 @@ fn await_record(process: &str, call: libc::c_long) {
     let call = format!(" syscall={call} ");
     until(
         &format!("a line with type=1326, {process} and{call}"),
-        || {
-            let log = Command::new("dmesg").output().unwrap();
-            let log = String::from_utf8_lossy(&log.stdout).into_owned();
-            let mut lines = log.lines().filter(|line| line.contains("type=1326"));
-            lines.any(|line| line.contains(process) && line.contains(&call))
-        },
+        || records(process).iter().any(|line| line.contains(&call)),
     );
+}
+
+/// The lines of the kernel's log about calls that a filter denied. They contain the words in
+/// `process`.
+fn records(process: &str) -> Vec<String> {
+    let log = Command::new("dmesg").output().unwrap();
+    let log = String::from_utf8_lossy(&log.stdout);
+    let lines = log.lines().filter(|line| line.contains("type=1326"));
+    let lines = lines.filter(|line| line.contains(process));
+    lines.map(str::to_owned).collect()
 }
 
 /// Replaces the next system call of another process's thread. A filter must end the process.
@@ -326,7 +386,7 @@ fn disks_snapshots_and_upgrades_work_inside() {
     // Only root may use it.
     let disk = daemon.beside("img");
     fs::write(&disk, vec![0; 1 << 20]).unwrap();
-    fs::set_permissions(&disk, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    fs::set_permissions(&disk, PermissionsExt::from_mode(0o600)).unwrap();
     let body = json!({ "path": disk });
     daemon
         .api

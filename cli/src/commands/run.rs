@@ -407,9 +407,10 @@ fn give_back(taken: &Taken, error: &dyn std::error::Error) {
 
 /// Gives up system calls and access to files, before the first thread starts. A program that takes
 /// over a VM is confined already.
-fn confine(filters: seccomp::Mode, is_confined: bool) -> Result<(), Error> {
+fn confine(sandbox: &SandboxArguments, is_confined: bool) -> Result<(), Error> {
+    let filters = sandbox.filters();
     if filters == seccomp::Mode::On && !is_confined {
-        let landlock = landlock::restrict(Path::new("/"))?;
+        let landlock = landlock::restrict(Path::new("/"), sandbox.tcp())?;
         tracing::debug!(?landlock, "confined");
     }
     seccomp::install(filters, is_confined)?;
@@ -421,7 +422,7 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
     let socket = arguments.api_socket.take();
     let console_socket = arguments.console_socket.take();
     let console_log = arguments.console_log.take();
-    confine(arguments.sandbox.filters(), taken.is_some())?;
+    confine(&arguments.sandbox, taken.is_some())?;
     let origin = match taken {
         Some(taken) => Some(taken.origin()?),
         None => arguments.into_origin()?,

@@ -1,4 +1,4 @@
-//! Landlock: the second layer for files and signals, where the kernel has it (Linux 5.13).
+//! Landlock: the second layer for files, signals and TCP, where the kernel has it (Linux 5.13).
 //!
 //! The rules hold for this process and its children, whatever namespace they reach and whatever
 //! descriptor of a directory they find. They stay across execve, so a live upgrade adds none.
@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use landlock::{
-    ABI, Access as _, AccessFs, BitFlags, CompatLevel, Compatible as _, PathBeneath, PathFd,
-    Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, PathBeneath,
+    PathFd, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,
 };
 
 use crate::Error;
@@ -18,6 +18,16 @@ const INTERFACE: ABI = ABI::V6;
 /// Access to files that no VMM needs, anywhere.
 fn never() -> BitFlags<AccessFs> {
     AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::MakeFifo | AccessFs::MakeSym
+}
+
+/// Whether the process may connect and bind TCP sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tcp {
+    /// As its network namespace permits.
+    Allowed,
+    /// No (Linux 6.7). The sockets of a migration, which the daemon passes to a VM without a
+    /// network, are of the host's namespace. Without this rule they could connect to other hosts.
+    Denied,
 }
 
 /// How much of the rules the kernel enforces.
@@ -35,21 +45,27 @@ pub enum Enforced {
 ///
 /// * files only beneath `root`, and this program's own; no device nodes, FIFOs or symbolic links
 /// * signals only to this process and its children; no abstract Unix sockets of other processes
+/// * with [`Tcp::Denied`], no TCP socket connects or binds, whatever its namespace
 ///
 /// Execution is not restricted: the program of a live upgrade may be anywhere.
 ///
 /// # Errors
 /// `root` cannot be opened, or the kernel refuses the rules that it should know.
-pub fn restrict(root: &Path) -> Result<Enforced, Error> {
+pub fn restrict(root: &Path, tcp: Tcp) -> Result<Enforced, Error> {
     let failed = "cannot set up Landlock";
     let open = |path: &Path| PathFd::new(path).map_err(|error| Error::host(failed).because(error));
     let files = AccessFs::from_all(INTERFACE) & !AccessFs::Execute;
     let root = PathBeneath::new(open(root)?, files & !never());
     let own = PathBeneath::new(open(Path::new("/proc/self/exe"))?, AccessFs::ReadFile);
-    let status = Ruleset::default()
+    let rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(files)
-        .and_then(|rules| rules.scope(Scope::from_all(INTERFACE)))
+        .and_then(|rules| rules.scope(Scope::from_all(INTERFACE)));
+    let rules = match tcp {
+        Tcp::Allowed => rules,
+        Tcp::Denied => rules.and_then(|rules| rules.handle_access(AccessNet::from_all(INTERFACE))),
+    };
+    let status = rules
         .and_then(Ruleset::create)
         .and_then(|rules| rules.add_rule(root))
         .and_then(|rules| rules.add_rule(own))
@@ -103,7 +119,7 @@ mod tests {
         let directory = root.clone();
         in_thread(move || {
             let above = File::open("/").unwrap();
-            let enforced = restrict(&directory).unwrap();
+            let enforced = restrict(&directory, Tcp::Denied).unwrap();
             assert_eq!(enforced, expected());
             fs::write(directory.join("file"), "content").unwrap();
             fs::rename(directory.join("file"), directory.join("other")).unwrap();
@@ -126,5 +142,26 @@ mod tests {
             }
         });
         fs::remove_dir_all(root).unwrap();
+    }
+
+    /// The socket was there before, as those that the daemon passes to a VM.
+    #[test]
+    fn no_socket_connects_elsewhere() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        for tcp in [Tcp::Allowed, Tcp::Denied] {
+            in_thread(move || {
+                let passed = std::net::TcpStream::connect(address).unwrap();
+                let enforced = restrict(Path::new("/"), tcp).unwrap();
+                rustix::net::connect_unspec(&passed).unwrap();
+                let connected = rustix::net::connect(&passed, &address);
+                match tcp {
+                    Tcp::Denied if enforced == Enforced::Fully => {
+                        assert_eq!(connected.unwrap_err(), Errno::ACCESS);
+                    }
+                    _ => connected.unwrap(),
+                }
+            });
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use bellhop_common::error::Error;
 use clap::ValueEnum;
+use vmm::sandbox::landlock::Tcp;
 use vmm::sandbox::{self, Own, seccomp};
 
 /// Whether this process confines itself.
@@ -51,6 +52,11 @@ impl SandboxArguments {
             Sandbox::On => seccomp::Mode::On,
             Sandbox::Off => seccomp::Mode::Off,
         })
+    }
+
+    /// A VM of the daemon has no network, and connects nothing.
+    pub(super) fn tcp(&self) -> Tcp {
+        self.sandbox_user.map_or(Tcp::Allowed, |_| Tcp::Denied)
     }
 
     /// Enters the sandbox, if the options request it. `files` are the sockets and logs.

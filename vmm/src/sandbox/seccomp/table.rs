@@ -148,11 +148,18 @@ const NEW_THREAD: u32 = bits(
 /// How glibc starts another program (posix_spawn).
 const NEW_PROCESS: u32 = bits(CLONE_VM | CLONE_VFORK | SIGCHLD);
 /// How a log is opened (`rotating_file.rs`). The kernel's value of O_LARGEFILE is not libc's, 0.
-const LOG: u32 = bits(
+pub(super) const LOG: u32 = bits(
     O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | 0o100_000,
 );
 /// How the standard library opens a file to read it.
 const READ: u32 = bits(O_RDONLY | O_CLOEXEC);
+/// The mode bits that make a program run as its owner or group. The owner may be root: the files
+/// of a jail can have mapped owners.
+const SET_ID: u32 = S_ISUID | S_ISGID;
+/// A message with it connects a TCP socket, which Landlock does not see.
+const CONNECTS: u32 = bits(MSG_FASTOPEN);
+/// The mode of logs and sockets.
+const PRIVATE: u32 = S_IRUSR | S_IWUSR;
 const ARCH_SET_FS: u32 = 0x1002;
 const ARCH_CET_STATUS: u32 = 0x3001;
 /// `TCGETS2`, `TCSETS2` (`asm-generic/ioctls.h`).
@@ -207,12 +214,12 @@ const EVERY: Calls = calls! {
         "/proc and sysfs: glibc's allocator, backtraces, causes of errors; only reads";
     SYS_readlink => "a backtrace finds this program";
     SYS_getcwd => "a backtrace shortens paths";
-    SYS_open [one_of(1, &[LOG])] => "a log line may rotate the log";
+    SYS_open [one_of(1, &[LOG]), masked(2, SET_ID, &[0])] => "a log line may rotate the log";
     SYS_rename => "a log line may rotate the log";
     SYS_fstat => "the size of a log";
     SYS_statx => "the size of a log";
     SYS_geteuid => "the owner of a log";
-    SYS_fchmod => "the mode of a new log";
+    SYS_fchmod [one_of(1, &[PRIVATE])] => "the mode of a new log; never that of a disk's image";
     SYS_dup2 [one_of(1, &[1, 2])] => "standard output and error follow a rotated log";
     SYS_dup3 [one_of(1, &[1, 2])] => "standard output and error follow a rotated log";
 };
@@ -269,8 +276,8 @@ const DISKS: Calls = calls! {
 
 /// What opening a device, a disk, a kernel or a snapshot needs.
 const FILES: Calls = calls! {
-    SYS_openat => "every kind of file";
-    SYS_open => "credentials, logs, snapshots";
+    SYS_openat [masked(3, SET_ID, &[0])] => "every kind of file";
+    SYS_open [masked(2, SET_ID, &[0])] => "credentials, logs, snapshots";
     SYS_newfstatat => "kinds of files";
     SYS_readlinkat => "paths of descriptors and of sysfs";
     SYS_getdents64 => "entries of snapshots, of sysfs, and of /proc for the holder of a device";
@@ -294,9 +301,9 @@ const FILES: Calls = calls! {
 /// A connection that exists.
 const CONNECTION: Calls = calls! {
     SYS_recvfrom => "requests, pages";
-    SYS_sendto => "answers, pages";
+    SYS_sendto [masked(3, CONNECTS, &[0])] => "answers, pages";
     SYS_recvmsg => "requests with descriptors";
-    SYS_sendmsg => "answers with descriptors";
+    SYS_sendmsg [masked(2, CONNECTS, &[0])] => "answers with descriptors";
     SYS_shutdown => "the end of a connection";
     SYS_getsockopt [one_of(1, &[bits(SOL_SOCKET)])] => "the peer's process; errors";
     SYS_getsockname => "the chosen port";
@@ -322,7 +329,7 @@ const CONNECT: Calls = calls! {
         "the API, the console, migrations, the resolver";
     SYS_socket [one_of(0, &[bits(AF_NETLINK)])] => "the resolver; see REFUSED";
     SYS_connect => "the destination of a migration; a stale socket";
-    SYS_sendmmsg => "the resolver";
+    SYS_sendmmsg [masked(3, CONNECTS, &[0])] => "the resolver";
     SYS_uname => "the resolver";
 };
 

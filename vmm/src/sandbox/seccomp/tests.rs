@@ -86,7 +86,8 @@ const CLOSED: u64 = 0xffff_ffff;
 
 #[test]
 fn calls_that_no_thread_makes_end_the_process() {
-    let made: [Made; 35] = [
+    let log = c"/tmp/log".as_ptr().addr() as u64;
+    let made: [Made; 38] = [
         ("ptrace", libc::SYS_ptrace, NONE),
         ("process_vm_readv", libc::SYS_process_vm_readv, NONE),
         ("pidfd_open", libc::SYS_pidfd_open, [1, 0, 0]),
@@ -133,6 +134,18 @@ fn calls_that_no_thread_makes_end_the_process() {
             "setsockopt SO_ATTACH_FILTER",
             libc::SYS_setsockopt,
             [CLOSED, 1, 26],
+        ),
+        // A file may belong to root outside the sandbox.
+        ("fchmod 4755", libc::SYS_fchmod, [CLOSED, 0o4755, 0]),
+        (
+            "open of a log with mode 4755",
+            libc::SYS_open,
+            [log, table::LOG.into(), 0o4755],
+        ),
+        (
+            "sendmsg MSG_FASTOPEN",
+            libc::SYS_sendmsg,
+            [CLOSED, 0, 0x2000_0000],
         ),
     ];
     for made in made {
