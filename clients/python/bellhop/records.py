@@ -695,6 +695,7 @@ NicSpec = TypedDict(
         "backup": "NotRequired[NicBackup | None]",
         "bridge": "NotRequired[str | None]",
         "device": "NotRequired[str | None]",
+        "device_features": "NotRequired[int | None]",
         "doorbell": "NotRequired[Literal[\"auto\", \"on\", \"off\"]]",
         "from": "NotRequired[str | None]",
         "id": "str",
