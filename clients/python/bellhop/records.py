@@ -926,6 +926,14 @@ class Subfunction(TypedDict):
     vdpa_devices: list[TopologyDevice]
 
 
+class Tap(TypedDict):
+    """The tap of a software NIC."""
+
+    master: NotRequired[str | None]
+    netdev: str
+    state: NotRequired[str | None]
+
+
 class Topology(TypedDict):
     """The vDPA topology of a machine."""
 
@@ -950,6 +958,7 @@ class TopologyDevice(TypedDict):
     path: NotRequired[str | None]
     posting_obstacle: NotRequired[PostingObstacle | None]
     queues: list[TopologyQueue]
+    tap: NotRequired[Tap | None]
     type: NotRequired[DeviceClass | None]
 
 
