@@ -1,5 +1,5 @@
 //! VMs of the node daemon with NICs without hardware, on one bridge or at ports. The daemon and the
-//! processes of the NICs are killed meanwhile.
+//! processes of the NICs are killed meanwhile. A VM whose NIC cannot be created leaves nothing.
 
 #![expect(
     clippy::unwrap_used,
@@ -19,6 +19,7 @@ mod host;
 mod support;
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use bridge::{Bridge, ip};
 use cable::{Cable, ENDS};
@@ -180,4 +181,89 @@ fn nics_of_vms_at_queues_of_ports_survive_the_same() {
         deleted(&node, vm);
     }
     before.assert_same_node(&node, "both are deleted");
+}
+
+/// A file that has another name until it is dropped.
+struct Hidden {
+    path: &'static Path,
+    hidden: PathBuf,
+}
+
+impl Hidden {
+    fn new(path: &'static str) -> Self {
+        let path = Path::new(path);
+        let hidden = path.with_extension("hidden");
+        std::fs::rename(path, &hidden).unwrap();
+        Self { path, hidden }
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        // The kernel may have created another one meanwhile.
+        let _ = std::fs::rename(&self.hidden, self.path);
+    }
+}
+
+#[test]
+fn a_vm_whose_nic_cannot_be_created_leaves_nothing() {
+    let _bridge = Bridge::add(BRIDGE);
+    let node = Node::start("swnic-fails").unwrap();
+    let before = Before::now(&node);
+    let interfaces_before = interfaces();
+    let refused = |mut nics: Value, more: Value, words: &str| {
+        let first = nics[0].as_object_mut().unwrap();
+        first.extend(more.as_object().unwrap().clone());
+        let body = end_to_end::spec(&nics);
+        let answer = node.api.ask("PUT", "/v1/vms/web", Some(&body)).unwrap();
+        let text = answer.body.to_string();
+        println!("{} {text}", answer.status);
+        assert!(answer.status >= 400 && text.contains(words), "{text}");
+        assert_eq!(node.vm("web").unwrap(), None);
+        before.assert_same_node(&node, words);
+        assert_eq!(interfaces(), interfaces_before, "{words}");
+        let files = ["lock", "log"].map(|kind| format!("{}/web.net0.{kind}", server::DIRECTORY));
+        assert!(
+            files.iter().all(|file| !Path::new(file).exists()),
+            "{words}"
+        );
+        assert_eq!(server::holder("web.net0").unwrap(), None, "{words}");
+        assert!(!Path::new("/dev/vduse/web.net0").exists(), "{words}");
+    };
+    let one = || json!([{ "id": "net0", "from": "software", "bridge": BRIDGE }]);
+    // Before the process of the NIC is started.
+    refused(one(), json!({ "queue_pairs": 17 }), "17");
+    // After it has a tap and a device.
+    refused(one(), json!({ "bridge": "lab-nobr" }), "lab-nobr");
+    refused(one(), json!({ "vlan": VLAN }), BRIDGE);
+    // After the whole NIC.
+    let mut two = one();
+    let nowhere = json!({ "id": "net1", "from": "nowhere0" });
+    two.as_array_mut().unwrap().push(nowhere);
+    refused(two, json!({}), "nowhere0");
+    // The process cannot open what it needs.
+    for (path, name) in [("/dev/net/tun", "tun"), ("/dev/vduse/control", "vduse")] {
+        let _hidden = Hidden::new(path);
+        refused(one(), json!({}), &format!("modprobe {name}"));
+    }
+    ip("link add web.net0 type dummy");
+    let taken = interfaces();
+    let body = end_to_end::spec(&one());
+    let answer = node.api.ask("PUT", "/v1/vms/web", Some(&body)).unwrap();
+    assert!(answer.status >= 400, "{}", answer.body);
+    assert!(
+        answer.body.to_string().contains("there is an interface"),
+        "{}",
+        answer.body
+    );
+    assert_eq!(interfaces(), taken);
+    ip("link del web.net0");
+    before.assert_same_node(&node, "all are refused");
+
+    // It works then.
+    let (_, guest) = made(&node, "web", &one());
+    drop(guest);
+    deleted(&node, "web");
+    before.assert_same_node(&node, "it is deleted");
+    assert_eq!(interfaces(), interfaces_before);
 }

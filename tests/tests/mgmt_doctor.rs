@@ -70,6 +70,8 @@ fn the_lab_host_is_fit() {
         ("modules", "vdpa"),
         ("modules", "vhost_vdpa"),
         ("modules", "vdpa_sim_net"),
+        ("modules", "vduse"),
+        ("modules", "tun"),
         ("rights", "CAP_NET_ADMIN"),
         ("rights", "network namespace"),
     ] {

@@ -16,11 +16,10 @@ mod moving;
 mod swaps;
 
 use bridge::{Bridge, ip};
-use lab::endurance::cycles;
 use lab::guest::BellhopArguments;
 use lab::labnic::sf::{Subfunction, set_eswitch_mode};
 use lab::labnic::{Labnic, trouble};
-use swaps::{Software, Vm};
+use swaps::{Software, Vm, swaps};
 
 /// All features but CSUM, TSO and ECN, which the lab NIC lacks.
 const WITHOUT_OFFLOADS: &str = "0xffffffffffffc47c";
@@ -44,7 +43,7 @@ fn a_guest_moves_between_software_and_a_subfunction() {
     let mut vm = Vm::boot(small, software.nic.path());
     vm.exchange();
     let to = [hardware.path(), software.nic.path()];
-    vm.move_under_flood(2 * cycles().unwrap(), to, &software);
+    vm.move_under_flood(swaps(), to, &software);
     assert!(vm.guest.power_off().unwrap().success());
     drop(software);
     drop(hardware);

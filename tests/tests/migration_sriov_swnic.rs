@@ -1,5 +1,6 @@
 //! Hot swap and live migration between a NIC without hardware and a virtual function (vp_vdpa),
-//! both ways and under traffic, with several queue pairs. A snapshot moves, too.
+//! both ways and under traffic, with several queue pairs. A snapshot moves, too. So does the NIC of
+//! a VM of the node daemon.
 //!
 //! VDUSE has no control queue, so the VMM answers the guest's commands there. Another virtual
 //! function is a port of the bridge. It connects the bridge to the switch of the functions.
@@ -11,10 +12,17 @@
 
 #[path = "swnic/bridge.rs"]
 mod bridge;
+mod end_to_end;
+#[path = "mgmt_nic/host.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod host;
 #[allow(dead_code, reason = "other tests use more of it")]
 mod live;
 #[allow(dead_code, reason = "other tests use more of it")]
 mod moving;
+#[path = "mgmt_dev/support.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+mod support;
 #[path = "swnic/swaps.rs"]
 mod swaps;
 
@@ -22,23 +30,28 @@ use std::path::Path;
 use std::process::Command;
 
 use bridge::{Bridge, ip};
-use lab::endurance::cycles;
+use end_to_end::{Before, deleted, made, up};
 use lab::guest::{BellhopArguments, Guest};
+use lab::node::{Node, until};
 use lab::rig::{FIRST_PACKED_FUNCTION, QUEUE_PAIRS};
 use lab::soak_run::Run;
 use lab::sriov::{SriovNic, VfDevice};
 use lab::temp_path::TempPath;
+use lab::traffic::{Frames, exchange_with, flood_off_with_losses};
 use lab::vmm_process::cost;
 use moving::soak::{Scene, run_soak};
 use moving::{Host, NOTICE};
 use serde_json::json;
-use swaps::{Software, Vm};
+use swaps::{Software, Vm, swaps};
 
 /// An address that the guest sets.
 const CHOSEN: &str = "02:00:5e:00:55:77";
 
 /// VIRTIO_F_RING_PACKED (virtio 1.3, 6).
 const RING_PACKED: usize = 34;
+
+/// Frames of a flood that are in flight at once.
+const WINDOW: u64 = 16;
 
 /// The two NICs of the guest, which have the same address.
 struct Nics<'nic> {
@@ -87,7 +100,7 @@ fn a_guest_on_software_gets_hardware_and_returns() {
     let to = [nics.hardware.path(), nics.software()];
     vm.move_under_flood(2, to, &nics.software);
     let descriptors = cost(vm.guest.pid()).unwrap().descriptors;
-    vm.move_under_flood(2 * cycles().unwrap(), to, &nics.software);
+    vm.move_under_flood(swaps(), to, &nics.software);
     assert_eq!(cost(vm.guest.pid()).unwrap().descriptors, descriptors);
     // The next driver negotiates with the NIC that is there.
     vm.guest.command("rebind-flooded 1 0").unwrap();
@@ -108,7 +121,7 @@ fn a_guest_with_packed_rings_gets_hardware_and_returns() {
     assert_eq!(features.as_bytes()[RING_PACKED], b'1');
     vm.exchange();
     let to = [nics.hardware.path(), nics.software()];
-    vm.move_under_flood(2 * cycles().unwrap(), to, &nics.software);
+    vm.move_under_flood(swaps(), to, &nics.software);
     assert!(vm.guest.power_off().unwrap().success());
 }
 
@@ -188,4 +201,104 @@ fn a_guest_that_was_saved_on_software_continues_on_hardware() {
     vm.guest.command("rebind-flooded 1 0").unwrap();
     vm.exchange();
     assert!(vm.guest.power_off().unwrap().success());
+}
+
+/// Frames that a tap has passed, in both directions.
+fn passed(tap: &str) -> [u64; 2] {
+    ["rx_packets", "tx_packets"].map(|what| {
+        let path = format!("/sys/class/net/{tap}/statistics/{what}");
+        std::fs::read_to_string(path)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
+    })
+}
+
+/// Moves the NIC of `web` under a flood, until the peer gets frames by the new device and answers.
+#[track_caller]
+fn move_nic(node: &Node, device: &str) {
+    let body = json!({ "device": device });
+    let moved = node.api.ask("PATCH", NIC, Some(&body)).unwrap();
+    assert_eq!(moved.status, 200, "{}\n{}", moved.body, node.said());
+    let device = &moved.body["status"]["nic_devices"][0];
+    assert!(device["vdpa_device"].is_null(), "{}", moved.body);
+    let before = passed("peer.net0");
+    until("frames pass in both directions", || {
+        let now = passed("peer.net0");
+        (0..2).all(|way| now[way] > before[way] + 2 * WINDOW)
+    })
+    .unwrap();
+}
+
+/// The API's path of the NIC.
+const NIC: &str = "/v1/vms/web/nics/net0";
+
+#[test]
+fn a_vm_of_the_daemon_gets_hardware_and_returns() {
+    let nic = SriovNic::enable(4).unwrap();
+    let hardware = VfDevice::add(nic.vf(0).unwrap()).unwrap();
+    let bridge = Bridge::add("lab-swbr");
+    let uplink = nic.vf(1).unwrap().interface().unwrap();
+    ip(&format!("link set {uplink} up master {}", bridge.0));
+    let node = Node::start("swnic-swap").unwrap();
+    let before = Before::now(&node);
+    // The features that the hardware offers, as `bellhop dev config show` lists them.
+    let config = vdpa_mgmt::Connection::open()
+        .unwrap()
+        .config(hardware.name());
+    let features = config.unwrap().device_features.unwrap();
+    let mut own = json!({
+        "id": "net0", "from": "software", "bridge": bridge.0, "mac": hardware.function().mac(),
+        "mtu": 1500, "queue_pairs": QUEUE_PAIRS, "device_features": format!("{features:#x}"),
+    });
+    let (web, mut guest) = made(&node, "web", &json!([own]));
+    assert_eq!(web["spec"]["nics"][0]["device_features"], features, "{web}");
+    let other = json!([{ "id": "net0", "from": "software", "bridge": bridge.0, "mtu": 1500 }]);
+    let (_, mut peer) = made(&node, "peer", &other);
+    let _ = up(&mut guest);
+    let mac = up(&mut peer);
+
+    // A guest with all features of software cannot move to this hardware, and stays.
+    let to_hardware = json!({ "device": hardware.name() });
+    let path = "/v1/vms/peer/nics/net0";
+    let refused = node.api.ask("PATCH", path, Some(&to_hardware)).unwrap();
+    let text = refused.body.to_string();
+    assert!(
+        refused.status >= 400 && text.contains("RING_PACKED"),
+        "{text}"
+    );
+
+    peer.command("echo-on").unwrap();
+    let frames = || Frames {
+        count: 200,
+        size: 590,
+        window: WINDOW,
+    };
+    exchange_with(&mut guest, &mac, frames()).unwrap();
+    let flood = format!("flood-on 300 {WINDOW} eth0 to {mac}");
+    guest.command(&flood).unwrap();
+    move_nic(&node, hardware.name());
+    // The NIC that was created for the VM is gone, with its tap.
+    let listed = node.api.get("/v1/nics").unwrap();
+    assert!(listed["nic"]["web.net0"].is_null(), "{listed}");
+    assert!(!Path::new("/sys/class/net/web.net0").exists());
+
+    // Another one is created for the way back.
+    let fields = own.as_object_mut().unwrap();
+    fields.remove("id");
+    fields.insert("name".to_owned(), json!("back"));
+    node.api.done("POST", "/v1/nics", Some(&own)).unwrap();
+    move_nic(&node, "back");
+    assert!(passed("back").into_iter().all(|count| count > 0));
+    flood_off_with_losses(&mut guest, 4 * WINDOW);
+    exchange_with(&mut guest, &mac, frames()).unwrap();
+    assert_eq!(up(&mut guest), hardware.function().mac());
+
+    drop((guest, peer));
+    for vm in ["web", "peer"] {
+        deleted(&node, vm);
+    }
+    node.api.done("DELETE", "/v1/nics/back", None).unwrap();
+    before.assert_same_node(&node, "all are deleted");
 }

@@ -183,6 +183,13 @@ fn a_vm_gets_a_nic_of_its_own_on_a_bridge() {
     let said = guest.console();
     let wanted = "NIC net0: from=software, because no port of lab-swbr is a NIC";
     assert!(said.contains(wanted), "{said}");
+    let mut topology = Command::new(std::env::var_os("BELLHOP").unwrap());
+    let output = topology.arg("topology").output().unwrap().stdout;
+    let drawn = String::from_utf8(output).unwrap();
+    let mut lines = drawn.lines();
+    let tap = lines.find(|line| line.contains(&format!("tap {own}: ")));
+    let is_port = tap.is_some_and(|line| line.ends_with(" master lab-swbr"));
+    assert!(is_port, "{drawn}");
     let frames = Frames {
         count: 200,
         size: 300,

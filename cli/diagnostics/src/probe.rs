@@ -109,6 +109,9 @@ fn features(lines: &mut Lines, identity: &Identity) {
         }
     }
     lines.line("features", wrapped(&taken.join(" "), NAME + 1, COLUMNS));
+    let bits = identity.features.iter().map(|feature| feature.bit);
+    let mask = bits.fold(0_u64, |mask, bit| mask | 1 << bit);
+    lines.line("feature mask", format!("{mask:#x}"));
     for (index, text) in withheld.iter().enumerate() {
         lines.line(if index == 0 { "not for guests" } else { "" }, text);
     }

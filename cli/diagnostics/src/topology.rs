@@ -8,7 +8,7 @@ use bellhop_common::text::address;
 use bellhop_common::tree::{Lines, Node};
 use vdpa_mgmt::topology::{
     Device, DeviceHolder, Doorbell, ManagementDevice, ManagementState, PciFunction,
-    PhysicalFunction, PostingObstacle, Representor, Subfunction, Topology, VirtualFunction,
+    PhysicalFunction, PostingObstacle, Representor, Subfunction, Tap, Topology, VirtualFunction,
 };
 
 /// The whole tree, with warnings at the end.
@@ -104,6 +104,13 @@ fn representor(one: &Representor) -> Node {
     Node::new(text)
 }
 
+fn tap(one: &Tap) -> Node {
+    let mut text = format!("tap {}:", one.netdev);
+    put(&mut text, "state", one.state.as_deref());
+    put(&mut text, "master", one.master.as_deref());
+    Node::new(text)
+}
+
 /// The children of a node.
 fn below<'a>(
     mgmtdevs: &'a [ManagementDevice],
@@ -133,14 +140,15 @@ fn device(one: &Device, all_seen: bool) -> Node {
     put(&mut text, "max_vqs", one.max_vqs);
     put(&mut text, "driver", one.driver.as_deref());
     put(&mut text, "netdev", some(&one.netdevs));
+    let node = Node::new(text).with(one.tap.iter().map(tap));
     let Some(path) = &one.path else {
-        return Node::new(text);
+        return node;
     };
     let mut file = held(path, &one.holders, all_seen);
     if !one.holders.is_empty() {
         file = file.with([Node::new(doorbells(one)), Node::new(posted_interrupts(one))]);
     }
-    Node::new(text).with([file])
+    node.with([file])
 }
 
 /// The file by which a program uses a function through VFIO.

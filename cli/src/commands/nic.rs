@@ -42,7 +42,7 @@ enum Command {
     Create(make::Arguments),
     /// As `bellhop vm nic add`
     #[command(hide = true)]
-    Add(OfVm<add::Options>),
+    Add(Box<OfVm<add::Options>>),
     /// As `bellhop vm nic swap`
     #[command(hide = true)]
     Swap(OfVm<swap::Options>),
@@ -55,7 +55,8 @@ enum Command {
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     match &arguments.command {
         Command::Create(arguments) => make::execute(arguments, format),
-        Command::Add(OfVm { vm, options, node }) => {
+        Command::Add(add) => {
+            let OfVm { vm, options, node } = &**add;
             let which = node.resolved()?;
             add::execute(vm, options, &which, &which.connect()?, format)
         }

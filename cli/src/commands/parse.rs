@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use bellhop_common::error::{Error, ErrorKind};
 use vdpa_mgmt::MgmtDeviceName;
-use vmm::config::{MacAddress, MacAddressError};
+use vmm::config::{FeatureMask, MacAddress, MacAddressError};
 
 /// A required word is missing.
 pub(super) fn missing(word: &str) -> Error {
@@ -85,16 +85,9 @@ pub(crate) fn number<T: FromStr>(word: &'static str, value: &str) -> Result<T, E
 
 /// A hexadecimal mask, with or without 0x.
 pub(crate) fn mask(word: &'static str, value: &str) -> Result<u64, Error> {
-    let digits = value.strip_prefix("0x").unwrap_or(value);
-    Some(digits)
-        .filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
-        .and_then(|digits| u64::from_str_radix(digits, 16).ok())
-        .ok_or_else(|| {
-            Error::wrong(format!(
-                "{word} {value:?} is not a mask of up to 64 bits in hexadecimal, such as \
-                 0x300000020"
-            ))
-        })
+    let mask = value.parse::<FeatureMask>();
+    mask.map(|mask| mask.0)
+        .map_err(|error| Error::wrong(format!("{word} {error}")))
 }
 
 /// A unicast MAC address.

@@ -110,7 +110,8 @@ pub(crate) struct Arguments {
         conflicts_with_all = ["restore", "receive"],
         help = "A NIC on a bridge of this host, created for the VM and deleted when it ends: \
                 bridge=NAME[,vlan=N][,mac=MAC][,mtu=BYTES][,queue_pairs=N][,id=NAME][,from=NIC]\
-                [,poll=PERCENT]. Without from, a function of a NIC that is a port of the bridge; \
+                [,poll=PERCENT][,device_features=MASK]. \
+                Without from, a function of a NIC that is a port of the bridge; \
                 if there is none, or with poll, a NIC without hardware (from=software). Or a NIC \
                 without hardware at a queue of a port (AF_XDP): port=INTERFACE,queue=N instead of \
                 bridge and vlan. Needs root (may be repeated)"

@@ -695,6 +695,7 @@ NicSpec = TypedDict(
         "backup": "NotRequired[NicBackup | None]",
         "bridge": "NotRequired[str | None]",
         "device": "NotRequired[str | None]",
+        "device_features": "NotRequired[int | None]",
         "doorbell": "NotRequired[Literal[\"auto\", \"on\", \"off\"]]",
         "from": "NotRequired[str | None]",
         "id": "str",
@@ -925,6 +926,14 @@ class Subfunction(TypedDict):
     vdpa_devices: list[TopologyDevice]
 
 
+class Tap(TypedDict):
+    """The tap of a software NIC."""
+
+    master: NotRequired[str | None]
+    netdev: str
+    state: NotRequired[str | None]
+
+
 class Topology(TypedDict):
     """The vDPA topology of a machine."""
 
@@ -949,6 +958,7 @@ class TopologyDevice(TypedDict):
     path: NotRequired[str | None]
     posting_obstacle: NotRequired[PostingObstacle | None]
     queues: list[TopologyQueue]
+    tap: NotRequired[Tap | None]
     type: NotRequired[DeviceClass | None]
 
 

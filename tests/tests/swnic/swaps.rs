@@ -5,7 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lab::api::Client;
+use lab::endurance::{cycles, soak};
 use lab::guest::{BellhopArguments, Guest};
+use lab::notice::{Kind, notice};
 use lab::swnic::Swnic;
 use lab::traffic::{Frames, exchange_with, flood_off_with_losses};
 use serde_json::json;
@@ -24,6 +26,18 @@ const FRAMES: Frames = Frames {
 };
 /// The longest wait for frames after a swap.
 const LIMIT: Duration = Duration::from_secs(20);
+/// Swaps of a soak.
+const SOAK: u32 = 50;
+
+/// How often a NIC moves in a row: an even number.
+pub(crate) fn swaps() -> u32 {
+    let swaps = 2 * cycles().unwrap();
+    if soak() {
+        return swaps.max(SOAK);
+    }
+    notice(Kind::Thinned, format!("hot swaps: {swaps} of {SOAK}"));
+    swaps
+}
 
 /// The NIC without hardware of the guest, and its peer on another one.
 pub(crate) struct Software {

@@ -46,7 +46,7 @@ pub use management::{Management, ManagementState};
 pub use processes::{BellhopRun, DeviceHolder};
 pub use tree::{
     Class, Device, Doorbell, ManagementDevice, PciFunction, PhysicalFunction, PostedInterrupt,
-    PostingObstacle, Queue, Representor, Subfunction, Topology, VfioGroup, VirtualFunction,
+    PostingObstacle, Queue, Representor, Subfunction, Tap, Topology, VfioGroup, VirtualFunction,
 };
 
 use super::error::Error;

@@ -7,6 +7,7 @@
 
 mod cpu_affinity;
 mod cpu_baseline;
+mod feature_mask;
 mod iommu;
 mod key_value;
 mod mac;
@@ -30,6 +31,7 @@ pub use cpu_affinity::{CpuAffinity, CpuAffinityError, HostCpus};
 pub use cpu_affinity::{parse_list, show_list};
 pub use cpu_baseline::{CpuBaseline, CpuBaselineError};
 pub use devices::virtio::vdpa::DoorbellMode;
+pub use feature_mask::{FeatureMask, FeatureMaskError};
 pub use iommu::{IommuConfig, MappingCount, MappingCountError};
 pub use key_value::{KeyValueError, from_key_value, from_key_value_but, from_path_or_key_value};
 pub use mac::{MacAddress, MacAddressError};

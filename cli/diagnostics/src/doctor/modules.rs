@@ -237,7 +237,7 @@ const VIRTIO_VDPA: Module = module("virtio_vdpa", "VIRTIO_VDPA");
 const VFIO_PCI: Module = module("vfio_pci", "VFIO_PCI");
 
 /// Modules that a host should have, their purpose, and whether they are needed.
-const WANTED: [(Module, &str, bool); 6] = [
+const WANTED: [(Module, &str, bool); 7] = [
     (VDPA, "the vDPA bus", true),
     (VHOST_VDPA, "gives VMs /dev/vhost-vdpa-N", true),
     (
@@ -247,6 +247,11 @@ const WANTED: [(Module, &str, bool); 6] = [
     ),
     (VDUSE, "NICs without hardware (--from software)", false),
     (
+        TUN,
+        "taps of NICs without hardware (--from software)",
+        false,
+    ),
+    (
         VDPA_SIM_NET,
         "the simulator, for trials without a NIC",
         false,
@@ -254,11 +259,28 @@ const WANTED: [(Module, &str, bool); 6] = [
     (VFIO_PCI, "gives whole PCI functions to VMs", false),
 ];
 
+/// The files by which programs use a module, for those without which it is useless.
+const FILES: [(Module, &str); 2] = [(VDUSE, "/dev/vduse/control"), (TUN, "/dev/net/tun")];
+
 /// Checks the modules that do not belong to one NIC. The NICs' check covers those of parents.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let modules = Modules::of(host);
     WANTED
-        .map(|(module, purpose, needed)| describe(module, &modules, purpose, needed))
+        .map(|(module, purpose, needed)| {
+            let name = module.name;
+            let file = FILES.iter().find(|(module, _)| module.name == name);
+            match file {
+                Some((_, file)) if modules.presence(module).is_here() && !host.exists(file) => {
+                    let found = format!("loaded, but there is no {file} ({purpose})");
+                    Finding::warning(name, found)
+                        .mend(format!("in a container: start it with --device {file}"))
+                        .mend(format!(
+                            "on the host: modprobe -r {name} && modprobe {name}"
+                        ))
+                }
+                _ => describe(module, &modules, purpose, needed),
+            }
+        })
         .into()
 }
 

@@ -27,6 +27,7 @@ fn device() -> Device {
         driver: Some("vhost_vdpa".to_owned()),
         path: Some("/dev/vhost-vdpa-7".into()),
         netdevs: vec![],
+        tap: None,
         holders: vec![DeviceHolder {
             pid: 42,
             command: "bellhop".to_owned(),
@@ -61,6 +62,25 @@ nic?0: network mac 02:00:00:00:00:ab mtu 1500 max_vqs 5 driver vhost_vdpa
     `-- posted interrupts: impossible, the device has no interrupts of its own
 ";
     assert_eq!(text(&topology, Lines::Ascii), expected);
+}
+
+#[test]
+fn a_software_nic_is_drawn_with_its_tap() {
+    let topology = Topology {
+        vdpa_devices: vec![Device {
+            tap: Some(Tap {
+                netdev: "sw0".to_owned(),
+                state: Some("up".to_owned()),
+                master: Some("br0".to_owned()),
+            }),
+            holders: vec![],
+            ..device()
+        }],
+        ..empty()
+    };
+    let drawn = text(&topology, Lines::Ascii);
+    let wanted = "|-- tap sw0: state up master br0\n`-- /dev/vhost-vdpa-7: free\n";
+    assert!(drawn.ends_with(wanted), "{drawn}");
 }
 
 #[test]

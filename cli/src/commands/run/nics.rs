@@ -21,7 +21,7 @@ use serde::Deserialize;
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::link::VlanId;
 use vdpa_mgmt::nic::{NicRequest, Nics, PortQueue, SOFTWARE, Store};
-use vmm::config::{MacAddress, from_key_value};
+use vmm::config::{FeatureMask, MacAddress, from_key_value};
 
 use crate::commands::nic::watch::Watch;
 use crate::signals::StopSignals;
@@ -45,6 +45,7 @@ pub(super) struct NewNic {
     mtu: Option<u16>,
     queue_pairs: Option<u16>,
     poll: Option<u8>,
+    device_features: Option<FeatureMask>,
     id: Option<String>,
 }
 
@@ -76,6 +77,7 @@ impl NewNic {
             mtu: self.mtu,
             max_vqp: self.queue_pairs,
             poll_percent: self.poll,
+            device_features: self.device_features.map(|mask| mask.0),
             connectivity: self.bridge.clone().map(|bridge| Connectivity {
                 bridge: Some(bridge),
                 vlan,
@@ -204,12 +206,14 @@ mod tests {
 
     #[test]
     fn options_name_the_bridge_or_port_and_more() {
-        let text = "bridge=br0,vlan=100,mac=52:54:00:12:34:56,id=net0,queue_pairs=4,poll=30";
+        let text = "bridge=br0,vlan=100,mac=52:54:00:12:34:56,id=net0,queue_pairs=4,poll=30,\
+                    device_features=0x100000020";
         let request = NewNic::parse(text).unwrap().request("run1n0").unwrap();
         let connectivity = request.connectivity.unwrap();
         assert_eq!(connectivity.to_string(), "bridge=br0,vlan=100");
         assert_eq!(request.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
         assert_eq!((request.max_vqp, request.poll_percent), (Some(4), Some(30)));
+        assert_eq!(request.device_features, Some(0x1_0000_0020));
         let of_port = NewNic::parse("port=eth1,queue=3").unwrap();
         let of_port = of_port.request("run1n0").unwrap();
         assert_eq!(of_port.from, SOFTWARE);
@@ -228,6 +232,7 @@ mod tests {
             "br0",
             "bridge=br0,speed=1",
             "bridge=br0,poll=256",
+            "bridge=br0,device_features=all",
         ] {
             NewNic::parse(wrong).unwrap_err();
         }

@@ -111,6 +111,8 @@ Keys of --nic, and of [[nics]] in a file:
   poll=PERCENT     with from=software: each queue pair looks for frames before it sleeps, for at
                    most this share of a processor
   mtu=BYTES, queue_pairs=N     with from: the device's settings
+  device_features=MASK         with from: the virtio features that it may offer, in hexadecimal;
+                   the guest can move to a device that has those (`vm nic swap`)
   max_tx_rate=N, min_tx_rate=N with from: its maximum and guaranteed rate, in Mbit/s
   virtual_functions=N          with from: how many to create if the NIC has none
   mac=MAC          the address that the guest sees

@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    Add(add::Arguments),
+    Add(Box<add::Arguments>),
     /// Remove a NIC from a VM
     ///
     /// The guest of a running VM is asked to release it. The daemon then deletes the device that it
@@ -56,7 +56,8 @@ pub(super) fn execute(
     format: Format,
 ) -> Result<Code, Error> {
     match &arguments.command {
-        Command::Add(add::Arguments { vm, options }) => {
+        Command::Add(add) => {
+            let add::Arguments { vm, options } = &**add;
             add::execute(vm, options, which, node, format)
         }
         Command::Remove(arguments) => arguments.execute(node, "NIC", "nics", format),

@@ -8,10 +8,10 @@ use super::directory::{identity, whole};
 use super::interrupts;
 use super::management::Management;
 use super::ports::{Ports, Target};
-use super::processes::{Processes, Wanted};
+use super::processes::{self, Processes, Wanted};
 use super::tree::{
     Class, Device, Doorbell, ManagementDevice, PciFunction, PhysicalFunction, PostedInterrupt,
-    PostingObstacle, Queue, Representor, Subfunction, Topology, VfioGroup, VirtualFunction,
+    PostingObstacle, Queue, Representor, Subfunction, Tap, Topology, VfioGroup, VirtualFunction,
 };
 use crate::bus::{Bus, BusDevice};
 use crate::error::{Error, ErrorKind, existing};
@@ -41,6 +41,8 @@ struct Found {
     location: PathBuf,
     /// The character device's number (`st_rdev`).
     number: Option<u64>,
+    /// That of the file by which a process serves the device (VDUSE).
+    server: Option<u64>,
     netdevs: Vec<String>,
 }
 
@@ -69,6 +71,7 @@ impl<'a> Assembly<'a> {
     pub(super) fn new(management: &'a Management, root: &Path) -> Result<Self, Error> {
         let sysfs = root.join("sys");
         let pci = Pci::at(&sysfs);
+        let proc = root.join("proc");
         let found = devices(&Bus::at(&sysfs), &sysfs, management)?;
         let groups = groups(&sysfs)?;
         let files = groups.values().flatten();
@@ -83,8 +86,13 @@ impl<'a> Assembly<'a> {
                 ))
             })
             .chain(vfio_files)
+            .chain(
+                found
+                    .iter()
+                    .filter_map(|one| Some((one.server?, one.device.name.clone()))),
+            )
             .collect();
-        let processes = Processes::look(&root.join("proc"), &wanted);
+        let processes = Processes::look(&proc, &wanted);
         let obstacle = interrupts::obstacle(root);
         let ports = Ports::read(&sysfs, &pci)?;
         let mut assembly = Self {
@@ -108,7 +116,17 @@ impl<'a> Assembly<'a> {
             let place = assembly.place_of(&one.location);
             let mgmtdev = management.devices.get(&one.device.name);
             let mgmtdev = mgmtdev.map(|device| device.mgmtdev.clone());
-            let device = describe(one, management, &assembly.processes, obstacle);
+            let servers = one
+                .server
+                .map_or(&[][..], |number| assembly.processes.openers(number));
+            let mut taps = servers
+                .iter()
+                .filter_map(|one| processes::tap(&proc, one.holder.pid));
+            let tap = taps.next().map(|tap| describe_tap(&assembly.sysfs, tap));
+            let device = Device {
+                tap,
+                ..describe(one, management, &assembly.processes, obstacle)
+            };
             match mgmtdev {
                 Some(mgmtdev) => assembly.managed.entry(mgmtdev).or_default().push(device),
                 None => assembly.unmanaged.entry(place).or_default().push(device),
@@ -379,8 +397,12 @@ fn devices(bus: &Bus, sysfs: &Path, management: &Management) -> Result<Vec<Found
                 }
             }
             netdevs.sort();
+            let server = sysfs.join("class/vduse").join(&name).join("dev");
+            // Most devices are not served by a process.
+            let server = attribute(&server).ok().flatten();
             Ok(Found {
                 number: number.as_deref().and_then(device_number),
+                server: server.as_deref().and_then(device_number),
                 device,
                 location,
                 netdevs,
@@ -467,6 +489,15 @@ fn device_number(text: &str) -> Option<u64> {
     ))
 }
 
+fn describe_tap(sysfs: &Path, netdev: String) -> Tap {
+    let directory = sysfs.join("class/net").join(&netdev);
+    Tap {
+        state: attribute(&directory.join("operstate")).ok().flatten(),
+        master: link_name(&directory.join("master")).ok().flatten(),
+        netdev,
+    }
+}
+
 fn describe(
     found: Found,
     management: &Management,
@@ -514,6 +545,7 @@ fn describe(
         driver: found.device.driver,
         path,
         netdevs: found.netdevs,
+        tap: None,
         holders: openers.iter().map(|opener| opener.holder.clone()).collect(),
         posting_obstacle: obstacle,
         queues: indices.into_iter().map(queue).collect(),

@@ -16,11 +16,16 @@ use serde::Serialize;
 use vdpa::device::holder;
 use vdpa::doorbell::DOORBELL_SIZE;
 
+use crate::link::is_interface_name;
+
 /// Maximum bytes of a command line to read.
 const COMMAND_LINE_MAX: u64 = 64 << 10;
 
 /// Maximum bytes of a memory map to read.
 const MEMORY_MAP_MAX: u64 = 16 << 20;
+
+/// Maximum bytes of the description of a descriptor to read.
+const DESCRIPTOR_MAX: u64 = 64 << 10;
 
 /// More queues than a device can have.
 const QUEUES_MAX: u64 = 1 << 16;
@@ -150,6 +155,18 @@ impl Processes {
     pub(super) fn openers(&self, number: u64) -> &[Opener] {
         self.openers.get(&number).map_or(&[], Vec::as_slice)
     }
+}
+
+/// The tap that a process has open, from the `/proc` at `directory`; the first one by descriptor.
+pub(super) fn tap(directory: &Path, pid: u32) -> Option<String> {
+    let descriptors = fs::read_dir(directory.join(pid.to_string()).join("fdinfo")).ok()?;
+    descriptors.flatten().find_map(|descriptor| {
+        let text = read_capped(&descriptor.path(), DESCRIPTOR_MAX)?;
+        let text = String::from_utf8(text).ok()?;
+        // A queue without an interface has an empty name (drivers/net/tun.c).
+        let name = text.lines().find_map(|line| line.strip_prefix("iff:\t"))?;
+        is_interface_name(name).then(|| name.to_owned())
+    })
 }
 
 /// Whether a file is in a directory of device files, or has the name of one. A process in a

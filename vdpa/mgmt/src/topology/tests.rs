@@ -313,6 +313,59 @@ fn devices_without_a_function_are_at_the_root() {
 }
 
 #[test]
+fn a_software_nic_has_its_tap() {
+    let machine = Machine::new("tap");
+    machine.device(
+        "sw0",
+        "devices/virtual/vduse/sw0",
+        "vhost_vdpa",
+        "vhost-vdpa-7",
+    );
+    let management = machine.managed(&[("sw0", "vduse")], &["sw0"]);
+    assert_eq!(
+        machine.of(&management).mgmtdevs[0].vdpa_devices[0].tap,
+        None
+    );
+    // `/dev/zero` is the file of its server, which has a queue without an interface, too.
+    machine.put("sys/class/vduse/sw0/dev", "1:5\n");
+    machine.link("/dev/zero", "proc/50/fd/4");
+    machine.put("proc/50/fdinfo/4", "pos:\t0\n");
+    machine.put("proc/50/fdinfo/5", "pos:\t0\niff:\t\n");
+    let of = |machine: &Machine| {
+        machine.of(&management).mgmtdevs[0].vdpa_devices[0]
+            .tap
+            .clone()
+    };
+    assert_eq!(of(&machine), None);
+    for wrong in ["../x", "a name that is too long"] {
+        machine.put("proc/50/fdinfo/6", &format!("iff:\t{wrong}\n"));
+        assert_eq!(of(&machine), None);
+    }
+    machine.put("proc/50/fdinfo/6", "pos:\t0\niff:\tsw0\n");
+    let bare = Tap {
+        netdev: "sw0".to_owned(),
+        state: None,
+        master: None,
+    };
+    assert_eq!(of(&machine), Some(bare.clone()));
+    machine.put("sys/class/net/sw0/operstate", "up\n");
+    machine.link("../br0", "sys/class/net/sw0/master");
+    let whole = Tap {
+        state: Some("up".to_owned()),
+        master: Some("br0".to_owned()),
+        ..bare
+    };
+    assert_eq!(of(&machine), Some(whole));
+    // A process that serves it is no holder of the device.
+    assert!(
+        machine
+            .of(&management)
+            .devices()
+            .all(|one| one.holders.is_empty())
+    );
+}
+
+#[test]
 fn without_management_sysfs_locates_devices() {
     let machine = Machine::with_nic("silent");
     machine.device(

@@ -178,6 +178,21 @@ pub struct Representor {
     pub master: Option<String>,
 }
 
+/// The tap of a software NIC. From `/proc/PID/fdinfo` of the process that serves the NIC, and
+/// `/sys/class/net`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Tap {
+    /// Its name.
+    pub netdev: String,
+    /// Its state (`operstate`): `up`, `down`, …
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// The bridge that it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub master: Option<String>,
+}
+
 /// A management device. From netlink.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -234,6 +249,9 @@ pub struct Device {
     pub path: Option<PathBuf>,
     /// Its network interfaces in this network namespace, while `virtio_vdpa` drives it.
     pub netdevs: Vec<String>,
+    /// Its tap, if a process serves it with one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tap: Option<Tap>,
     /// The processes that have the character device open, by PID: one VMM, and any process with a
     /// copy of its descriptor.
     pub holders: Vec<DeviceHolder>,

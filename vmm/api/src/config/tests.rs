@@ -1,4 +1,7 @@
+use serde_json::{Value, json};
+
 use super::*;
+use crate::node::NicSettings;
 
 fn message<T: fmt::Debug>(result: Result<T, KeyValueError>) -> String {
     result.unwrap_err().to_string()
@@ -28,6 +31,35 @@ fn both_spellings_of_a_backup_are_refused() {
             .parse::<crate::node::NicSettings>()
             .is_ok()
     );
+}
+
+#[test]
+fn a_mask_of_features_is_a_number_or_hexadecimal() {
+    let nic = |mask: Value| -> Result<NicSettings, _> {
+        serde_json::from_value(json!({ "from": "software", "device_features": mask }))
+    };
+    let all = "from=software,device_features=0xffffffffffffffff";
+    let parsed = |text: &str| text.parse::<NicSettings>().unwrap();
+    for (nic, wanted) in [
+        (parsed(all), u64::MAX),
+        (parsed("from=a,device_features=2F"), 0x2f),
+        (nic(json!(47)).unwrap(), 47),
+        (nic(json!(u64::MAX)).unwrap(), u64::MAX),
+        (nic(json!("0x2f")).unwrap(), 0x2f),
+    ] {
+        assert_eq!(nic.device_features, Some(FeatureMask(wanted)));
+        // A client gets a number.
+        let json = serde_json::to_value(&nic).unwrap();
+        assert_eq!(json["device_features"], wanted);
+    }
+    for wrong in ["", "0x", "+1", "0x10000000000000000", "all"] {
+        let text = format!("from=software,device_features={wrong}");
+        let error = text.parse::<NicSettings>().unwrap_err().to_string();
+        let wanted = format!("device_features: {wrong:?} is not a mask of up to 64 bits");
+        assert!(error.starts_with(&wanted), "{error}");
+        nic(json!(wrong)).unwrap_err();
+    }
+    nic(json!(-1)).unwrap_err();
 }
 
 #[test]

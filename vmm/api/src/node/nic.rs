@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::DeviceId;
-use crate::config::{DoorbellMode, KeyValueError, MacAddress, from_key_value_but, schema};
+use crate::config::{
+    DoorbellMode, FeatureMask, KeyValueError, MacAddress, from_key_value_but, schema,
+};
 
 /// The name of a NIC.
 pub type NicId = DeviceId;
@@ -75,6 +77,11 @@ macro_rules! created_nic {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1, maximum = 100)]
             pub poll: Option<u8>,
+            /// The virtio features that it may offer, as a mask; by default all that it has. A
+            /// running guest can move to another device that has those of this mask.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<u64>)]
+            pub device_features: Option<FeatureMask>,
             /// Its maximum transmit rate, in Mbit/s.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1)]
@@ -147,11 +154,7 @@ created_nic! {
         /// The source of the device: a network interface, `pci/ADDRESS`, a devlink handle, a
         /// management device such as `vdpasim_net`, or `software` for one without hardware.
         pub from: String,
-    } {
-        /// Its virtio feature bits; all others are off.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        pub device_features: Option<u64>,
-    }
+    } {}
 }
 
 impl HostNicSpec {
@@ -170,6 +173,7 @@ impl HostNicSpec {
             mtu: self.mtu,
             queue_pairs: self.queue_pairs,
             poll: self.poll,
+            device_features: self.device_features,
             max_tx_rate: self.max_tx_rate,
             min_tx_rate: self.min_tx_rate,
             virtual_functions: self.virtual_functions,

@@ -57,6 +57,32 @@ fn loaded_loadable_built_in_and_absent() {
 }
 
 #[test]
+fn software_nics_need_vduse_and_tun_with_their_files() {
+    let tree = tree();
+    let names = ["vduse", "tun"];
+    let files = ["/dev/vduse/control", "/dev/net/tun"];
+    tree.file(&lib("modules.dep"), "a/vduse.ko: b\na/tun.ko.xz:\n");
+    for name in names {
+        let finding = state(&tree, name);
+        let wanted = format!("`modprobe {name}` where needed");
+        assert_eq!(finding.state, State::Ok);
+        assert!(finding.found.contains(&wanted), "{finding:?}");
+        tree.file(&format!("/sys/module/{name}/initstate"), "live\n");
+    }
+    for (name, file) in names.into_iter().zip(files) {
+        let finding = state(&tree, name);
+        assert_eq!(finding.state, State::Warning);
+        assert!(finding.found.contains(file), "{finding:?}");
+        let wanted = format!("in a container: start it with --device {file}");
+        assert_eq!(finding.remedy[0], wanted);
+        tree.file(file, "");
+        assert_eq!(state(&tree, name).state, State::Ok);
+    }
+    tree.file(&lib("modules.dep"), "");
+    assert!(state(&tree, "tun").found.starts_with("loaded"));
+}
+
+#[test]
 fn a_kernel_without_vdpa() {
     let tree = tree();
     tree.file(&lib("modules.dep"), "");

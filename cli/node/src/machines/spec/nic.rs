@@ -139,13 +139,13 @@ impl NicSpec {
     ) -> Result<Self, Error> {
         let mut raw = self.raw.clone();
         if let Some(from) = from {
+            keep_for(&mut raw, from);
             raw.from = Some(from.to_owned());
             raw.path = None;
             raw.device = None;
             // These concern the NIC of this host.
             raw.kind = NicKind::default();
             raw.virtual_functions = None;
-            keep_for(&mut raw, from);
             raw.backup = raw.backup.map(|_| NicBackup::created_from(from));
         }
         if raw.from.is_some() {
@@ -292,6 +292,7 @@ impl TryFrom<NicSettings> for NicSpec {
                 (raw.mtu.is_some(), "mtu"),
                 (raw.queue_pairs.is_some(), "queue_pairs"),
                 (raw.poll.is_some(), "poll"),
+                (raw.device_features.is_some(), "device_features"),
                 (raw.max_tx_rate.is_some(), "max_tx_rate"),
                 (raw.min_tx_rate.is_some(), "min_tx_rate"),
                 (raw.virtual_functions.is_some(), "virtual_functions"),
@@ -335,12 +336,15 @@ fn source(
 }
 
 /// Keeps only the settings that a device of `from` has: software polls, and can be at a queue of a
-/// port.
+/// port. A mask for software may have features that hardware lacks, which refuses them.
 fn keep_for(raw: &mut NicSettings, from: &str) {
     if from != SOFTWARE {
         raw.poll = None;
         raw.port = None;
         raw.queue = None;
+        if raw.from.as_deref() == Some(SOFTWARE) {
+            raw.device_features = None;
+        }
     }
 }
 
@@ -375,7 +379,6 @@ fn backup_source(
 pub(crate) fn host_request(spec: &HostNicSpec) -> Result<NicRequest, Error> {
     Ok(NicRequest {
         name: spec.name.to_string(),
-        device_features: spec.device_features,
         ..request(&spec.name, &spec.settings(), &spec.from)?
     })
 }
@@ -419,6 +422,7 @@ fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Erro
         mtu: raw.mtu,
         max_vqp: raw.queue_pairs,
         poll_percent: raw.poll,
+        device_features: raw.device_features.map(|mask| mask.0),
         connectivity,
         rates,
         virtual_functions: raw.virtual_functions,

@@ -136,6 +136,14 @@ fn mistakes_are_named() {
             "a has poll, which needs a created device",
         ),
         (
+            nic(json!({ "id": "a", "path": "/b", "device_features": 47 })),
+            "a has device_features, which needs a created device",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "b", "device_features": "0x" })),
+            "nics[0].device_features: \"0x\" is not a mask",
+        ),
+        (
             nic(json!({ "id": "a", "from": "b", "poll": 30 })),
             "a: devices of b do not poll: leave `poll` out",
         ),
@@ -269,22 +277,32 @@ fn settings_of_a_device_here_are_requested_at_the_destination() {
 #[test]
 fn hardware_has_no_settings_of_software() {
     let nic = json!({ "id": "a", "from": "software", "port": "eth1", "queue": 3, "poll": 30,
-                      "backup": { "from": "enp1s0" } });
+                      "device_features": "0x2f", "backup": { "from": "enp1s0" } });
     let spec = spec(json!({ "kernel": "/k", "nics": [nic] })).unwrap();
     let vm = vm("web");
-    let of = |request: NicRequest| (request.poll_percent, request.port.map(|port| port.queue));
-    let own = (Some(30), Some(3));
+    let of = |request: NicRequest| {
+        let queue = request.port.map(|port| port.queue);
+        (request.poll_percent, queue, request.device_features)
+    };
+    let (own, none) = ((Some(30), Some(3), Some(0x2f)), (None, None, None));
     assert_eq!(of(spec.nics()[0].request(&vm).unwrap()), own);
     let backup = spec.nics()[0].backup_request(&vm, None).unwrap();
-    assert_eq!(of(backup), (None, None));
-    for (from, wanted) in [
-        (None, own),
-        (Some("software"), own),
-        (Some("enp1s0"), (None, None)),
-    ] {
+    assert_eq!(of(backup), none);
+    for (from, wanted) in [(None, own), (Some("software"), own), (Some("enp1s0"), none)] {
         let there = spec.elsewhere(from, &BTreeMap::new(), |_| None).unwrap();
         let request = there.nics()[0].request(&vm).unwrap();
         assert_eq!(of(request), wanted, "{from:?}");
+    }
+}
+
+#[test]
+fn features_of_hardware_are_requested_elsewhere() {
+    let nic = json!({ "id": "a", "from": "eth0", "device_features": 47 });
+    let spec = spec(json!({ "kernel": "/k", "nics": [nic] })).unwrap();
+    for from in ["eth1", "software"] {
+        let there = spec.elsewhere(Some(from), &BTreeMap::new(), |_| None);
+        let request = there.unwrap().nics()[0].request(&vm("web")).unwrap();
+        assert_eq!(request.device_features, Some(47), "{from}");
     }
 }
 

@@ -14,7 +14,7 @@ fn options_become_the_request_to_the_daemon() {
         "--nic=from=pci/0000:01:00.0,bridge=br0,vlan=100,mac=52:54:00:12:34:56,kind=vf",
         "--nic=id=net0,path=/dev/vhost-vdpa-0,doorbell=off,backup=/dev/vhost-vdpa-1",
         "--nic=id=b,from=eth0,backup=eth1",
-        "--nic=id=c,from=software,bridge=br0,poll=30",
+        "--nic=id=c,from=software,bridge=br0,poll=30,device_features=0x2f",
         "--disk=path=/d,readonly=on",
         "--restart=always",
         "--stopped",
@@ -29,7 +29,8 @@ fn options_become_the_request_to_the_daemon() {
             {"id": "net0", "path": "/dev/vhost-vdpa-0", "doorbell": "off",
              "backup": {"path": "/dev/vhost-vdpa-1"}},
             {"id": "b", "from": "eth0", "backup": {"from": "eth1"}},
-            {"id": "c", "from": "software", "bridge": "br0", "poll": 30},
+            {"id": "c", "from": "software", "bridge": "br0", "poll": 30,
+             "device_features": 47},
         ],
         "restart": "Always", "state": "Stopped",
     }});
