@@ -1,5 +1,6 @@
 //! `kill -9` of the daemon, a machine's process, or both, at each log line while a machine with a
-//! NIC is created and deleted. Afterwards the machine exists and works, or is gone, and nothing
+//! NIC is created and deleted. For a NIC without hardware the process that serves it is killed
+//! instead of the machine's. Afterwards the machine exists and works, or is gone, and nothing
 //! else is left. The same request again then succeeds.
 //!
 //! ```text
@@ -14,6 +15,10 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+#[path = "swnic/bridge.rs"]
+mod bridge;
+
+use bridge::Bridge;
 use lab::endurance::{DEFAULT_CYCLES, cycles, soak};
 use lab::node::{Node, PATIENCE, Traces, until};
 use lab::notice::{Kind, notice};
@@ -23,6 +28,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
+use vdpa_mgmt::nic::server;
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:58:01";
@@ -37,17 +43,64 @@ enum Victim {
     Daemon,
     Machine,
     MachineThenDaemon,
+    /// The process that serves the NIC.
+    Server,
+    ServerThenDaemon,
 }
 
-const VICTIMS: [Victim; 3] = [Victim::Daemon, Victim::Machine, Victim::MachineThenDaemon];
-
-fn spec(node: &Node) -> Value {
-    let nics = json!([{ "id": "net0", "from": "vdpasim_net", "mac": MAC, "mtu": 1500 }]);
-    node.tiny(&nics).unwrap()
+/// The source of a machine's NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Simulator,
+    /// On this bridge.
+    Software(&'static str),
 }
 
-fn put(node: &Node) -> Request {
-    Request::new("PUT", PATH).with_body(spec(node).to_string())
+impl Source {
+    fn victims(self) -> [Victim; 3] {
+        match self {
+            Self::Simulator => [Victim::Daemon, Victim::Machine, Victim::MachineThenDaemon],
+            Self::Software(_) => [Victim::Daemon, Victim::Server, Victim::ServerThenDaemon],
+        }
+    }
+
+    fn put(self, node: &Node) -> Request {
+        let mut nic = json!({ "id": "net0", "from": "vdpasim_net", "mac": MAC, "mtu": 1500 });
+        if let Self::Software(bridge) = self {
+            nic["from"] = "software".into();
+            nic["bridge"] = bridge.into();
+        }
+        let spec = node.tiny(&json!([nic])).unwrap();
+        Request::new("PUT", PATH).with_body(spec.to_string())
+    }
+}
+
+/// The device of the machine's NIC.
+const DEVICE: &str = "web.net0";
+
+/// What the NIC has on the host beside its device: a tap, and the process that serves it.
+fn parts() -> Vec<String> {
+    let paths = [
+        format!("/sys/class/net/{DEVICE}"),
+        format!("/dev/vduse/{DEVICE}"),
+        format!("{}/{DEVICE}.lock", server::DIRECTORY),
+        format!("{}/{DEVICE}.log", server::DIRECTORY),
+    ];
+    let mut all: Vec<String> = paths.into();
+    all.retain(|path| Path::new(path).exists());
+    all.extend(
+        server::holder(DEVICE)
+            .unwrap()
+            .map(|pid| format!("{pid:?}")),
+    );
+    all
+}
+
+/// The host is as before.
+#[track_caller]
+fn assert_same(node: &Node, before: &Traces, when: &str) {
+    node.same_but_descriptors(before, when).unwrap();
+    assert_eq!(parts(), Vec::<String>::new(), "{when}\n{}", node.said());
 }
 
 fn delete() -> Request {
@@ -70,6 +123,14 @@ fn kill_machine(node: &Node) -> usize {
         let _ = kill_process(pid, Signal::KILL);
     }
     all.len()
+}
+
+/// Kills the process that serves the NIC, if there is one.
+fn kill_server() {
+    if let Some(pid) = server::holder(DEVICE).unwrap() {
+        // It may have ended meanwhile.
+        let _ = kill_process(pid, Signal::KILL);
+    }
 }
 
 /// Waits until the daemon is held, or has answered.
@@ -111,6 +172,11 @@ fn killed(
                     kill_machine(node);
                     node.kill();
                 }
+                Victim::Server => kill_server(),
+                Victim::ServerThenDaemon => {
+                    kill_server();
+                    node.kill();
+                }
             }
         }
         node.resume();
@@ -136,7 +202,7 @@ fn whole_or_gone(node: &Node, before: &Traces, when: &str) -> bool {
         std::thread::sleep(Duration::from_millis(20));
     };
     let Some(vm) = vm else {
-        node.same_but_descriptors(before, when).unwrap();
+        assert_same(node, before, when);
         return false;
     };
     let processes: Vec<(String, u32)> = node.processes().into_iter().collect();
@@ -166,24 +232,24 @@ fn has_all_victims() -> bool {
 }
 
 /// Which victims a line has: one in turn, or all.
-fn victims(line: usize) -> Vec<Victim> {
+fn victims(source: Source, line: usize) -> Vec<Victim> {
+    let all = source.victims();
     if has_all_victims() {
-        VICTIMS.to_vec()
+        all.to_vec()
     } else if line.is_multiple_of(2) {
         // The daemon is what this is about: every second time.
         vec![Victim::Daemon]
     } else {
-        vec![VICTIMS[1 + line / 2 % 2]]
+        vec![all[1 + line / 2 % 2]]
     }
 }
 
 /// Reports when lines had one victim each.
 fn report_victims(what: &str, lines: usize) {
     if !has_all_victims() {
-        let all = VICTIMS.len();
         notice(
             Kind::Thinned,
-            format!("{what}: 1 of {all} victims killed at each of {lines} lines"),
+            format!("{what}: 1 of 3 victims killed at each of {lines} lines"),
         );
     }
 }
@@ -195,9 +261,9 @@ fn again(node: &mut Node) {
 }
 
 /// A daemon that has made and taken away one machine, and what there is then.
-fn start(test: &str) -> (Node, Traces) {
+fn start(test: &str, source: Source) -> (Node, Traces) {
     let node = Node::start(test).unwrap();
-    let (made, body) = status(&node, &put(&node));
+    let (made, body) = status(&node, &source.put(&node));
     assert_eq!(made, 201, "{body}");
     node.await_phase(NAME, "Running").unwrap();
     assert_eq!(status(&node, &delete()).0, 204);
@@ -210,9 +276,8 @@ fn start(test: &str) -> (Node, Traces) {
     (node, before)
 }
 
-#[test]
-fn at_each_line_of_making() {
-    let (mut node, before) = start("kill-making");
+fn making(test: &str, source: Source) {
+    let (mut node, before) = start(test, source);
     let mut whole = 0;
     let mut line = 0;
     let began = Instant::now();
@@ -223,9 +288,9 @@ fn at_each_line_of_making() {
             node.said()
         );
         let mut all_came = true;
-        for victim in victims(line) {
+        for victim in victims(source, line) {
             let when = format!("{victim:?} killed behind line {line} of making");
-            let request = put(&node);
+            let request = source.put(&node);
             let (came, answer) = killed(&mut node, &request, line, victim);
             all_came &= came;
             again(&mut node);
@@ -236,7 +301,7 @@ fn at_each_line_of_making() {
                 assert!(!made || is_there, "{when}: it was said to be there");
             }
             // The same again.
-            let (made, body) = status(&node, &put(&node));
+            let (made, body) = status(&node, &source.put(&node));
             assert!(
                 made == 200 || made == 201,
                 "{when}: {made} {body}\n{}",
@@ -246,7 +311,7 @@ fn at_each_line_of_making() {
             assert!(whole_or_gone(&node, &before, &when), "{when}");
             let (gone, body) = status(&node, &delete());
             assert_eq!(gone, 204, "{when}: {body}");
-            node.same_but_descriptors(&before, &when).unwrap();
+            assert_same(&node, &before, &when);
         }
         if !all_came {
             break;
@@ -263,8 +328,18 @@ fn at_each_line_of_making() {
 }
 
 #[test]
-fn at_each_line_of_taking_away() {
-    let (mut node, before) = start("kill-taking");
+fn at_each_line_of_making() {
+    making("kill-making", Source::Simulator);
+}
+
+#[test]
+fn at_each_line_of_making_a_software_nic() {
+    let bridge = Bridge::add("lab-swbr");
+    making("kill-making-sw", Source::Software(bridge.0));
+}
+
+fn taking_away(test: &str, source: Source) {
+    let (mut node, before) = start(test, source);
     let mut stayed = 0;
     let mut line = 0;
     let began = Instant::now();
@@ -275,9 +350,9 @@ fn at_each_line_of_taking_away() {
             node.said()
         );
         let mut all_came = true;
-        for victim in victims(line) {
+        for victim in victims(source, line) {
             let when = format!("{victim:?} killed behind line {line} of taking away");
-            let (made, body) = status(&node, &put(&node));
+            let (made, body) = status(&node, &source.put(&node));
             assert_eq!(made, 201, "{when}: {body}");
             let vm = node.await_phase(NAME, "Running").unwrap();
             let (came, answer) = killed(&mut node, &delete(), line, victim);
@@ -306,7 +381,7 @@ fn at_each_line_of_taking_away() {
                 gone == 204 || (gone == 404 && !is_there),
                 "{when}: {gone} {body}"
             );
-            node.same_but_descriptors(&before, &when).unwrap();
+            assert_same(&node, &before, &when);
         }
         if !all_came {
             break;
@@ -325,17 +400,29 @@ fn at_each_line_of_taking_away() {
     );
 }
 
+#[test]
+fn at_each_line_of_taking_away() {
+    taking_away("kill-taking", Source::Simulator);
+}
+
+#[test]
+fn at_each_line_of_taking_away_a_software_nic() {
+    let bridge = Bridge::add("lab-swbr");
+    taking_away("kill-taking-sw", Source::Software(bridge.0));
+}
+
 /// A daemon is killed while it starts, and the next one finishes its work. One machine runs, one
 /// has died, and one is half created.
 #[test]
 fn at_each_line_of_a_daemons_start() {
-    let (mut node, before) = start("kill-start");
+    let source = Source::Simulator;
+    let (mut node, before) = start("kill-start", source);
     let mut line = 0;
     let mut came = true;
     while came {
         assert!(line < LINES_MAX, "a start without an end\n{}", node.said());
         let when = format!("killed behind line {line} of its start");
-        let (made, body) = status(&node, &put(&node));
+        let (made, body) = status(&node, &source.put(&node));
         assert_eq!(made, 201, "{when}: {body}");
         let vm = node.await_phase(NAME, "Running").unwrap();
         let dies = line % 3 == 1;
@@ -361,7 +448,7 @@ fn at_each_line_of_a_daemons_start() {
         }
         let (gone, body) = status(&node, &delete());
         assert!(gone == 204 || gone == 404, "{when}: {gone} {body}");
-        node.same_but_descriptors(&before, &when).unwrap();
+        assert_same(&node, &before, &when);
         line += 1;
     }
     println!("{line} lines");

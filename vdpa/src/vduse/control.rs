@@ -92,16 +92,19 @@ impl Control {
         }
     }
 
-    /// Deletes a device, which no process has open and whose vDPA device is deleted.
+    /// Deletes a device. `false`: a process has it open, or its vDPA device exists.
     ///
     /// # Errors
-    /// There is none of this name, or it is in use.
-    pub fn destroy(&self, name: &str) -> Result<(), Error> {
-        self.0
-            .write(uapi::destroy_dev(), &padded(name)?)
-            .map_err(Error::context(format!(
-                "cannot delete the VDUSE device {name}"
-            )))
+    /// There is none of this name.
+    pub fn destroy(&self, name: &str) -> Result<bool, Error> {
+        match self.0.write(uapi::destroy_dev(), &padded(name)?) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(false),
+            result => {
+                let context = format!("cannot delete the VDUSE device {name}");
+                result.map_err(Error::context(context))?;
+                Ok(true)
+            }
+        }
     }
 
     /// Whether there is a device of this name, with or without a process that serves it.
@@ -120,9 +123,13 @@ pub struct Created {
 
 impl Drop for Created {
     fn drop(&mut self) {
-        if let Err(error) = self.control.destroy(&self.name) {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, name = self.name, "a VDUSE device is left");
+        match self.control.destroy(&self.name) {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!(name = self.name, "a VDUSE device in use is left"),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, name = self.name, "a VDUSE device is left");
+            }
         }
     }
 }

@@ -59,8 +59,8 @@ pub fn enter(own: Option<&Own>) -> Result<(), JailError> {
 }
 
 /// Moves this process, which is no VMM and has all files open that it needs, into a jail with an
-/// empty root and little memory. It must have one thread. It ends with its parent. A
-/// [filter](seccomp::confine) is the next step, of each thread.
+/// empty root and little memory. It must have one thread. It ends with its parent, which has set
+/// the same signal in the child. A [filter](seccomp::confine) is the next step, of each thread.
 ///
 /// # Errors
 /// A step failed. The process must end: it is in a part of the jail.

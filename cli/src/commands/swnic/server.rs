@@ -18,7 +18,10 @@ use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::FdFlags;
-use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, set_parent_process_death_signal,
+    waitid,
+};
 use vdpa::vduse::nic::{Configuration, OFFLOADS, Tap, xdp};
 use vdpa::vduse::{Control, Created, Device};
 use vdpa_mgmt::nic::PortQueue;
@@ -154,6 +157,21 @@ impl<'a> Server<'a> {
         for file in &further {
             rustix::io::fcntl_setfd(file, FdFlags::empty()).map_err(Error::context(failed))?;
             command.arg("--files").arg(file.as_raw_fd().to_string());
+        }
+        let server = rustix::process::getpid();
+        // SAFETY: there is no safe way to bind a child to its parent before it runs. The closure
+        // runs between fork and exec, and makes two system calls, which are async-signal-safe.
+        unsafe {
+            command.pre_exec(move || {
+                // Until the worker changes its user. If this process ended before that, the worker
+                // would keep the device.
+                set_parent_process_death_signal(Some(Signal::KILL))?;
+                if rustix::process::getppid() == Some(server) {
+                    Ok(())
+                } else {
+                    Err(io::ErrorKind::NotFound.into())
+                }
+            });
         }
         command.spawn().map_err(Error::context(failed))
     }

@@ -20,6 +20,7 @@ use super::record::MadeNic;
 use super::request::NicRequest;
 use super::server::{self, Service};
 use super::step::Step;
+use super::wait;
 use crate::MgmtDeviceName;
 use crate::connectivity::Connectivity;
 use crate::error::existing;
@@ -95,7 +96,16 @@ impl Nics {
     pub(super) fn unserve(&self, name: &str, service: &Service) -> Result<(), NicError> {
         server::stop(name, self.patience).map_err(NicError::Server)?;
         if Control::exists(name) {
-            Control::open()?.destroy(name)?;
+            let control = Control::open()?;
+            let what = format!("the end of the process that has the VDUSE device {name} open");
+            // The worker of a killed process ends a moment after it.
+            wait::until(
+                &what,
+                self.patience,
+                || false,
+                || (),
+                || Ok(control.destroy(name)?.then_some(())),
+            )?;
         }
         if let Some(tap) = service.own_tap()
             && existing(Links::open()?.link(tap))?.is_some()
