@@ -1,4 +1,5 @@
-//! The manual's examples: each has a place where it runs; those of the simulator run here.
+//! The manual's examples: each has a place where it runs; those of the simulator, and those without
+//! any NIC, run here.
 
 #![expect(
     clippy::unwrap_used,
@@ -64,6 +65,33 @@ fn a_machine_is_run_and_commanded() {
         "reboot: Power down",
         "\"driver_ok\"",
         "bellhop_vm_state{state=\"Running\"} 1",
+    ] {
+        assert!(said.contains(part), "no {part:?}");
+    }
+}
+
+/// The quick start on a machine without a NIC, with the modules of Debian's kernel. The guest has
+/// the lab's ramdisk, because the lab host has none.
+#[test]
+fn a_guest_runs_on_a_host_without_hardware() {
+    require_lab().unwrap();
+    let [kernel, ramdisk] =
+        ["GUEST_KERNEL_STOCK", "GUEST_INITRAMFS_STOCK"].map(|name| std::env::var(name).unwrap());
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let wanted = format!("/boot/vmlinuz-{}", release.trim());
+    assert!(
+        kernel.ends_with(&wanted),
+        "the host runs {wanted}, not {kernel}"
+    );
+    let desk = Desk::new("examples-software");
+    let words = [
+        ("/boot/vmlinuz-$(uname -r)", kernel.as_str()),
+        ("/boot/initrd.img-$(uname -r)", ramdisk.as_str()),
+    ];
+    let said = desk.run(Place::Software, &words, "ip link del br0");
+    for part in [
+        "from=software, because no port of br0 is a NIC",
+        "reboot: Power down",
     ] {
         assert!(said.contains(part), "no {part:?}");
     }

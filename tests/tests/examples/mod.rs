@@ -71,6 +71,8 @@ pub(crate) enum Place {
     Sriov,
     /// With the lab NIC: `mgmt_labnic_examples`.
     Labnic,
+    /// In the lab host without a NIC and the simulator: `boot_examples`.
+    Software,
 }
 
 /// The starts of commands, and where they run. The first line that fits counts.
@@ -78,6 +80,9 @@ const PLACES: &[(&str, &[Place])] = &[
     ("cargo ", &[Place::Lab]),
     ("bellhop mgmtdev ", &[Place::Sim]),
     ("bellhop dev ", &[Place::Sim]),
+    ("modprobe -a vduse ", &[Place::Software]),
+    ("ip link ", &[Place::Software]),
+    ("bellhop run --kernel /boot/", &[Place::Software]),
     ("bellhop run ", &[Place::Sim]),
     ("bellhop serve ", &[Place::Sim]),
     ("bellhop vm ", &[Place::Sim]),
