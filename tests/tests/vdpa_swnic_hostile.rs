@@ -1,5 +1,6 @@
 //! A hostile guest without an operating system on a NIC without hardware. On the same bridge, two
-//! guests exchange checked frames. Each NIC has a worker of its own, and all of them survive.
+//! guests exchange checked frames. Each NIC has a worker of its own, and all of them survive. So
+//! they do when a guest with an IOMMU changes the mappings of the buffers that its worker uses.
 
 #![expect(
     clippy::unwrap_used,
@@ -10,17 +11,20 @@ mod bare_metal;
 #[path = "swnic/bridge.rs"]
 mod bridge;
 
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bare_metal::hostile::Hostile;
 use bare_metal::{INDIRECT_AND_EVENT_IDX, RING_PACKED, VERSION_1};
-use bridge::Bridge;
+use bridge::{Bridge, ip};
 use lab::endurance::soak;
 use lab::guest::{BellhopArguments, Guest};
 use lab::notice::{Kind, notice};
 use lab::swnic::Swnic;
-use lab::traffic::exchange_both_ways;
-use rustix::process::Signal;
+use lab::threads::StopOnDrop;
+use lab::traffic::{Frames, exchange_between, exchange_both_ways};
+use rustix::process::{Pid, Signal};
 
 const VICTIM: [u8; 6] = [0x52, 0x54, 0x00, 0x5e, 0x55, 0x01];
 const MACS: [&str; 2] = ["52:54:00:5e:55:01", "52:54:00:5e:55:02"];
@@ -32,22 +36,64 @@ const BROKEN: &str = "a queue stops until the driver resets the NIC";
 /// How long the hostile guest may take until it breaks a ring: all guests are emulated twice.
 const START_MAX: Duration = Duration::from_secs(120);
 
+/// The NICs of two guests that are no attackers, those guests, and the NIC of a third one.
+struct Scene {
+    nics: [Swnic; 3],
+    workers: [Pid; 3],
+    victim: Guest,
+    peer: Guest,
+}
+
+impl Scene {
+    fn start(bridge: &Bridge) -> Self {
+        let start = |name, mac| {
+            let words = ["--bridge", bridge.0, "--mtu", "1500", "--mac", mac];
+            Swnic::start(name, &words).unwrap()
+        };
+        let nics = [
+            start("lab-sw0", MACS[0]),
+            start("lab-sw1", MACS[1]),
+            start("lab-sw2", HOSTILE),
+        ];
+        let workers = nics.each_ref().map(|nic| nic.processes().unwrap()[1]);
+        let [mut victim, mut peer] = [&nics[0], &nics[1]].map(|nic| {
+            let arguments = BellhopArguments::small().unwrap().memory("128M");
+            Guest::start(&arguments.vdpa(nic.path())).unwrap()
+        });
+        exchange_both_ways(&mut victim, &mut peer, MACS).unwrap();
+        Self {
+            nics,
+            workers,
+            victim,
+            peer,
+        }
+    }
+
+    fn attacked(&self) -> &Swnic {
+        &self.nics[2]
+    }
+
+    /// Ends the guests, `last` among them. They have seen nothing, and no worker had a successor.
+    fn end(self, last: Guest) {
+        for mut guest in [self.victim, self.peer, last] {
+            let log = guest.command("dmesg").unwrap();
+            assert_eq!(log["errors"], 0, "{log}");
+            assert!(guest.power_off().unwrap().success());
+        }
+        for (nic, worker) in self.nics.into_iter().zip(self.workers) {
+            let log = nic.log().unwrap();
+            assert_eq!(nic.processes().unwrap()[1], worker, "{log}");
+            nic.signal(Signal::TERM).unwrap();
+            let (status, text) = nic.end().unwrap();
+            assert!(status.success(), "{text}");
+        }
+    }
+}
+
 #[test]
 fn a_hostile_guest_ends_no_nic_and_disturbs_no_other_guest() {
     let bridge = Bridge::add("lab-swbr");
-    let start = |name, mac| {
-        let words = ["--bridge", bridge.0, "--mac", mac];
-        Swnic::start(name, &words).unwrap()
-    };
-    let nics = [start("lab-sw0", MACS[0]), start("lab-sw1", MACS[1])];
-    let attacked = start("lab-sw2", HOSTILE);
-    let workers = [&nics[0], &nics[1], &attacked].map(|nic| nic.processes().unwrap()[1]);
-    let [mut victim, mut peer] = nics.each_ref().map(|nic| {
-        let arguments = BellhopArguments::small().unwrap().memory("128M");
-        Guest::start(&arguments.vdpa(nic.path())).unwrap()
-    });
-    exchange_both_ways(&mut victim, &mut peer, MACS).unwrap();
-
+    let mut scene = Scene::start(&bridge);
     let length = if soak() {
         Duration::from_secs(120)
     } else {
@@ -61,43 +107,103 @@ fn a_hostile_guest_ends_no_nic_and_disturbs_no_other_guest() {
         features | RING_PACKED,
         VERSION_1 | RING_PACKED,
     ];
-    let path = format!("path={}", attacked.path().display());
+    let path = format!("path={}", scene.attacked().path().display());
     let mut hostile = Hostile::start(path, VICTIM, &features);
-    let broken = || attacked.log().unwrap().matches(BROKEN).count();
+    let broken = |scene: &Scene| scene.attacked().log().unwrap().matches(BROKEN).count();
     let begin = Instant::now();
     let mut since = None;
     while since.is_none_or(|since: Instant| since.elapsed() < length) {
         if since.is_none() {
-            since = (broken() > 0).then(Instant::now);
+            since = (broken(&scene) > 0).then(Instant::now);
             let is_late = since.is_none() && begin.elapsed() > START_MAX;
             assert!(!is_late, "no broken ring: {}", hostile.said());
         }
         // Each frame returns once and whole, as without the other guest.
-        exchange_both_ways(&mut victim, &mut peer, MACS).unwrap();
+        exchange_both_ways(&mut scene.victim, &mut scene.peer, MACS).unwrap();
         hostile.keep_running();
     }
     println!(
         "{} broken rings, {} frames sent, {} crashes of the guest",
-        broken(),
-        attacked.statistic("rx_packets").unwrap(),
+        broken(&scene),
+        scene.attacked().statistic("rx_packets").unwrap(),
         hostile.crashes
     );
     drop(hostile);
     // The next guest on the NIC of the hostile one.
     let arguments = BellhopArguments::small().unwrap().memory("128M");
-    let mut next = Guest::start(&arguments.vdpa(attacked.path())).unwrap();
-    exchange_both_ways(&mut next, &mut peer, [HOSTILE, MACS[1]]).unwrap();
-    for mut guest in [victim, peer, next] {
-        let log = guest.command("dmesg").unwrap();
-        assert_eq!(log["errors"], 0, "{log}");
-        assert!(guest.power_off().unwrap().success());
+    let mut next = Guest::start(&arguments.vdpa(scene.attacked().path())).unwrap();
+    exchange_both_ways(&mut next, &mut scene.peer, [HOSTILE, MACS[1]]).unwrap();
+    scene.end(next);
+}
+
+/// Sends datagrams from the bridge to the NIC of the hostile guest until `stop`.
+fn send_datagrams(bridge: &Bridge, stop: &AtomicBool) {
+    let [own, guest] = ["10.55.0.1", "10.55.0.2"];
+    ip(&format!("addr add {own}/24 dev {}", bridge.0));
+    let neighbour = format!("{guest} lladdr {HOSTILE} nud permanent dev {}", bridge.0);
+    ip(&format!("neigh replace {neighbour}"));
+    let socket = UdpSocket::bind((own, 0)).unwrap();
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..16 {
+            // The tap's queue may be full.
+            let _ = socket.send_to(&[0x66; 1000], (guest, 9));
+        }
+        std::thread::sleep(Duration::from_millis(2));
     }
-    for (nic, worker) in nics.into_iter().chain([attacked]).zip(workers) {
-        // A worker that had ended would have a successor.
-        let log = nic.log().unwrap();
-        assert_eq!(nic.processes().unwrap()[1], worker, "{log}");
-        nic.signal(Signal::TERM).unwrap();
-        let (status, text) = nic.end().unwrap();
-        assert!(status.success(), "{text}");
-    }
+}
+
+/// A driver in user space behind the guest's IOMMU unmaps the buffers and the rings in use, and
+/// maps them again. Frames pass in both directions.
+#[test]
+fn a_guest_that_changes_mappings_under_traffic_disturbs_only_itself() {
+    let bridge = Bridge::add("lab-swbr");
+    let mut scene = Scene::start(&bridge);
+    let rounds: u64 = if soak() {
+        40
+    } else {
+        notice(
+            Kind::Thinned,
+            "a guest that changes mappings: 4 of 40 rounds",
+        );
+        4
+    };
+    let nic = format!("path={},iommu=on", scene.attacked().path().display());
+    let arguments = BellhopArguments::stock()
+        .unwrap()
+        .cmdline("iommu.passthrough=0")
+        .argument("--vdpa", &nic);
+    let mut hostile = Guest::start(&arguments).unwrap();
+    let stop = AtomicBool::new(false);
+    let (mut changes, mut restarts) = (0, 0);
+    std::thread::scope(|threads| {
+        threads.spawn(|| send_datagrams(&bridge, &stop));
+        // Also if an assertion fails: the scope waits for its thread.
+        let _stop = StopOnDrop(&stop);
+        hostile.command("vfio-on 2 eth0").unwrap();
+        let line = format!("vfio-remap 3000 {}", MACS[0]);
+        for _ in 0..rounds {
+            hostile.send(&line).unwrap();
+            // Each frame returns once and whole, as without the other guest.
+            exchange_both_ways(&mut scene.victim, &mut scene.peer, MACS).unwrap();
+            let answer = hostile.answer(&line, START_MAX).unwrap();
+            println!("{answer}");
+            let count = |what: &str| answer[what].as_u64().unwrap();
+            assert!(count("tx") > 0 && count("rx") > 0, "{answer}");
+            changes += count("changes");
+            restarts += count("restarts");
+        }
+        hostile.command("vfio-off").unwrap();
+    });
+    // The worker met unmapped memory, and each queue worked again after a reset.
+    let broken = scene.attacked().log().unwrap().matches(BROKEN).count();
+    println!("{changes} changes, {restarts} restarts, {broken} broken rings");
+    assert!(changes > 3 * rounds && restarts > 0 && broken > 0);
+    hostile.command("up eth0").unwrap();
+    let frames = Frames {
+        count: 200,
+        size: 590,
+        window: 8,
+    };
+    exchange_between(&mut hostile, &mut scene.peer, MACS[1], frames).unwrap();
+    scene.end(hostile);
 }

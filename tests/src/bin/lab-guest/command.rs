@@ -40,6 +40,8 @@
 //!   2 MiB, 64 without a number. Until `vfio-off`, `frames`, `flood` and `flood-on` take `vfio` for
 //!   this NIC.
 //! * `vfio-fill N`: maps one page at N more addresses, until `vfio-off`.
+//! * `vfio-remap MILLISECONDS MAC`: sends frames and receives others, while it unmaps and maps
+//!   their buffers and the rings; restarts the device whenever that stops.
 //! * `vfio-map-bar NIC`: maps a page of another NIC's BAR, as if it were memory (`iomem=relaxed`).
 //! * `vfio-refused [NIC]`: negotiates without ACCESS_PLATFORM, and prints whether the device
 //!   refuses.
@@ -249,6 +251,10 @@ fn run(verb: &str, words: &mut SplitWhitespace<'_>) -> Result<Value> {
             vfio::start(nic(words), pieces)
         }
         "vfio-fill" => vfio::fill(number(words, "N")?),
+        "vfio-remap" => {
+            let duration = Duration::from_millis(number(words, "MILLISECONDS")?);
+            vfio::remap(duration, network::parse_address(word(words, "MAC")?)?)
+        }
         "vfio-map-bar" => vfio::map_bar(word(words, "NIC")?),
         "vfio-refused" => vfio::refused(nic(words)),
         "vfio-off" => vfio::stop(),
@@ -404,6 +410,8 @@ mod tests {
             "vfio-on 0",
             "vfio-on 48",
             "vfio-fill 1",
+            "vfio-remap 1 02:00:5e:00:53:01",
+            "vfio-remap 1",
             "vfio-map-bar",
             "flood-on 64 1 vfio",
         ] {

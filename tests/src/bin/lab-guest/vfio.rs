@@ -29,7 +29,7 @@ use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vdpa::iova::DeviceAddress;
 use vdpa::memory::SharedBuffer;
 use vdpa::ring::{Direction, DriverQueue, Piece, RingFeatures, RingFormat, RingLayout};
@@ -67,6 +67,12 @@ const FILL_STRIDE: u64 = 2 * PAGE;
 
 /// Where a buffer begins: so that a frame of more than 84 bytes crosses a page.
 const BUFFER_START: u64 = 4000;
+
+/// The type of frames that no test reads, "local experimental 2".
+const IGNORED_TYPE: [u8; 2] = [0x88, 0xb6];
+
+/// A device that has used nothing for so long has stopped a queue.
+const STOPPED: Duration = Duration::from_millis(200);
 
 /// The kernel refuses a device whose IOMMU does not translate interrupts. Virtio has no such IOMMU.
 const UNSAFE_INTERRUPTS: &str = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
@@ -169,6 +175,38 @@ pub(crate) fn fill(count: u64) -> Result<Value> {
         unsafe { group.map(page, PAGE, FILL + number * FILL_STRIDE) }?;
     }
     Ok(json!({ "mapped": count }))
+}
+
+/// `vfio-remap`: a hostile driver. Sends frames to an address and receives others, while it unmaps
+/// their buffers and the rings one by one, and maps them again. It restarts the device once that
+/// gets no further.
+pub(crate) fn remap(duration: Duration, to: Address) -> Result<Value> {
+    let mut driver = driver()?;
+    let mut driver = driver.as_mut().ok_or_else(off)?;
+    let mut frame = vec![0; driver.frame_max];
+    let mut received = frame.clone();
+    let header = [&to[..], &driver.address, &IGNORED_TYPE].concat();
+    if let Some(start) = frame.first_chunk_mut::<14>() {
+        start.copy_from_slice(&header);
+    }
+    let begin = Instant::now();
+    let mut moved = begin;
+    let (mut tx, mut rx, mut changes, mut restarts) = (0_u64, 0_u64, 0_usize, 0_u64);
+    while begin.elapsed() < duration {
+        while let Sent::Gone = driver.send(&frame)? {
+            (tx, moved) = (tx + 1, Instant::now());
+        }
+        while driver.receive(&mut received)?.is_some() {
+            rx += 1;
+        }
+        driver.map_again(changes)?;
+        changes += 1;
+        if moved.elapsed() > STOPPED {
+            driver.restart()?;
+            (restarts, moved) = (restarts + 1, Instant::now());
+        }
+    }
+    Ok(json!({ "tx": tx, "rx": rx, "changes": changes, "restarts": restarts }))
 }
 
 /// `vfio-map-bar`: maps a page of another NIC's registers, for a moment.
@@ -359,7 +397,8 @@ struct Driver {
     receive: Queue,
     transmit: Queue,
     kicks: u64,
-    /// The rings' address in this process.
+    /// The rings, and their address in this process.
+    memory: Arc<SharedBuffer>,
     rings: u64,
     buffers: Buffers,
     /// The addresses at which the device reaches a piece of memory.
@@ -370,22 +409,11 @@ impl Driver {
     fn start(access: Access, frame_max: usize, pieces: u16) -> Result<Self> {
         let buffers = Buffers::new(&access, pieces)?;
         let function = Function::new(access)?;
-        let address = function.negotiate()?;
-        let entries = function.entries(RECEIVE)?.min(function.entries(TRANSMIT)?);
-        let layout = RingLayout::new(RingFormat::Split, entries.min(ENTRIES));
-        let layout = layout.map_err(ring_failed)?;
         let (memory, rings) = ring_memory(function.access())?;
         let start = memory.range().first();
         let mapped = buffers.iovas.iter().copied().chain([start]).collect();
         let memory = Arc::new(memory);
-        let queue = |index, offset| {
-            let mut queue = Queue::new(index, &memory, layout, offset)?;
-            queue.doorbell = function.set_queue(index, &queue.ring)?;
-            Ok::<_, Error>(queue)
-        };
-        let receive = queue(RECEIVE, 0)?;
-        let transmit = queue(TRANSMIT, layout.size())?;
-        function.set_ready()?;
+        let (address, receive, transmit) = Self::queues(&function, &memory)?;
         let mut driver = Self {
             function,
             address,
@@ -393,15 +421,60 @@ impl Driver {
             receive,
             transmit,
             kicks: 0,
+            memory,
             rings,
             buffers,
             mapped,
         };
-        while let Some(buffer) = driver.receive.free.pop() {
-            driver.offer(buffer)?;
-        }
-        driver.kick(RECEIVE)?;
+        driver.run()?;
         Ok(driver)
+    }
+
+    /// Resets the device, negotiates with it and sets its queues.
+    fn queues(function: &Function, memory: &Arc<SharedBuffer>) -> Result<(Address, Queue, Queue)> {
+        let address = function.negotiate()?;
+        let entries = function.entries(RECEIVE)?.min(function.entries(TRANSMIT)?);
+        let layout = RingLayout::new(RingFormat::Split, entries.min(ENTRIES));
+        let layout = layout.map_err(ring_failed)?;
+        let queue = |index, offset| {
+            let mut queue = Queue::new(index, memory, layout, offset)?;
+            queue.doorbell = function.set_queue(index, &queue.ring)?;
+            Ok::<_, Error>(queue)
+        };
+        let receive = queue(RECEIVE, 0)?;
+        Ok((address, receive, queue(TRANSMIT, layout.size())?))
+    }
+
+    /// Starts the device, with all buffers for frames to receive.
+    fn run(&mut self) -> Result<()> {
+        self.function.set_ready()?;
+        while let Some(buffer) = self.receive.free.pop() {
+            self.offer(buffer)?;
+        }
+        self.kick(RECEIVE)
+    }
+
+    /// Resets and starts the device with empty rings.
+    fn restart(&mut self) -> Result<()> {
+        let (_, receive, transmit) = Self::queues(&self.function, &self.memory)?;
+        (self.receive, self.transmit) = (receive, transmit);
+        self.run()
+    }
+
+    /// Unmaps a piece of memory for the device, which may use it, and maps it again. `number`
+    /// counts through the pieces of the frames and the rings.
+    fn map_again(&self, number: usize) -> Result<()> {
+        let group = self.function.access().group()?;
+        let at = number % self.mapped.len().max(1);
+        let missing = || Error::invalid("a piece", "there is none");
+        let iova = *self.mapped.get(at).ok_or_else(missing)?;
+        let piece = self.buffers.pieces.get(at);
+        let host = piece.map_or(self.rings, |piece| {
+            u64::try_from(piece.as_ptr().addr()).unwrap_or(u64::MAX)
+        });
+        group.unmap(iova, PIECE)?;
+        // SAFETY: as in `Buffers::new` and `ring_memory`.
+        unsafe { group.map(host, PIECE, iova) }
     }
 
     /// Offers a buffer for a frame to the device.
