@@ -16,6 +16,7 @@ use crate::api::Client;
 use crate::error::{Error, Result};
 use crate::evidence;
 use crate::files;
+use crate::guest::BellhopArguments;
 use crate::process::die_with_parent;
 use crate::tiny;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -119,6 +120,22 @@ pub struct Node {
     log: Arc<Log>,
     /// Its API on the Unix socket.
     pub api: Client,
+}
+
+/// A VM with the lab's small guest and these NICs, as the body of a request.
+///
+/// # Errors
+/// [`Error::Missing`] outside of the lab.
+pub fn small(nics: &Value) -> Result<Value> {
+    let arguments = BellhopArguments::small()?;
+    let spec = json!({
+        "kernel": arguments.kernel_image(),
+        "initramfs": arguments.ramdisk(),
+        "cmdline": arguments.kernel_words(),
+        "memory": "128M",
+        "nics": nics,
+    });
+    Ok(json!({ "spec": spec }))
 }
 
 impl Node {

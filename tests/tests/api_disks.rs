@@ -14,7 +14,7 @@ use faulty_disk::FaultyDisk;
 use lab::api::Client;
 use lab::endurance::{GROWTH, cycles};
 use lab::guest::{BellhopArguments, Guest};
-use lab::node::Node;
+use lab::node::{Node, small};
 use lab::sim::require_lab;
 use lab::vmm_process::cost;
 use serde_json::{Value, json};
@@ -42,7 +42,11 @@ struct Image(PathBuf);
 impl Image {
     fn new(name: &str) -> Self {
         let file = format!("lab-disks-{}-{name}", std::process::id());
-        let image = Self(std::env::temp_dir().join(file));
+        Self::at(std::env::temp_dir().join(file))
+    }
+
+    fn at(path: PathBuf) -> Self {
+        let image = Self(path);
         let file = File::create(&image.0).unwrap();
         file.set_len(SECTORS * SECTOR).unwrap();
         image
@@ -315,11 +319,7 @@ fn a_guest_that_does_not_listen_loses_its_disk_at_the_reset() {
 fn a_hung_disk_delays_neither_requests_nor_the_stop() {
     require_lab().unwrap();
     let storage = Storage::mount();
-    let image = Image(storage.0.join("image"));
-    File::create(&image.0)
-        .unwrap()
-        .set_len(SECTORS * SECTOR)
-        .unwrap();
+    let image = Image::at(storage.0.join("image"));
     let mut scene = Scene::start("hung", "", &[&image]);
     scene.check("disk-check vda 5 64");
     let frozen = storage.freeze();
@@ -354,21 +354,10 @@ fn a_hung_disk_of_a_vm_does_not_hold_its_daemon() {
     /// 10 s after SIGTERM and 30 s after SIGKILL.
     const STOP_FAILS: Duration = Duration::from_secs(60);
     let storage = Storage::mount();
-    let image = Image(storage.0.join("image"));
-    File::create(&image.0)
-        .unwrap()
-        .set_len(SECTORS * SECTOR)
-        .unwrap();
+    let image = Image::at(storage.0.join("image"));
     let mut node = Node::start("hung").unwrap();
-    let arguments = BellhopArguments::small().unwrap();
-    let spec = json!({
-        "kernel": arguments.kernel_image(),
-        "initramfs": arguments.ramdisk(),
-        "cmdline": arguments.kernel_words(),
-        "memory": "128M",
-        "disks": [{ "path": image.0 }],
-    });
-    let body = json!({ "spec": spec });
+    let mut body = small(&json!([])).unwrap();
+    body["spec"]["disks"] = json!([image.wanted()]);
     node.api.done("PUT", "/v1/vms/hung", Some(&body)).unwrap();
     let vm = node.await_phase("hung", "Running").unwrap();
     let console = vm["status"]["console"]["socket"].as_str().unwrap();

@@ -5,8 +5,7 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
-use lab::guest::BellhopArguments;
-use lab::node::{Node, until};
+use lab::node::{Node, small, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs;
@@ -20,19 +19,6 @@ const MAC: &str = "52:54:5e:11:5c:01";
 /// A daemon whose machines log requests.
 fn start(test: &str) -> Node {
     Node::start_with(test, &["--machine-log-level", "info"]).unwrap()
-}
-
-/// The lab's small guest with these NICs.
-fn small(nics: &Value) -> Value {
-    let arguments = BellhopArguments::small().unwrap();
-    let spec = json!({
-        "kernel": arguments.kernel_image(),
-        "initramfs": arguments.ramdisk(),
-        "cmdline": arguments.kernel_words(),
-        "memory": "128M",
-        "nics": nics,
-    });
-    json!({ "spec": spec })
 }
 
 fn stopped(daemon: &Node) -> Value {
@@ -105,7 +91,7 @@ fn metrics_have_nics_and_queues_of_all_machines_and_no_machine_holds_them_up() {
     let daemon = start("metrics");
     let before = daemon.traces().unwrap();
     let nic = json!({ "id": "net0", "from": "vdpasim_net", "mac": MAC, "mtu": 1500 });
-    let spec = small(&json!([nic]));
+    let spec = small(&json!([nic])).unwrap();
     daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
     let path = "/v1/vms/old";
     daemon
@@ -243,7 +229,7 @@ fn events_are_printed_followed_and_waited_for() {
 #[test]
 fn logs_have_times_and_are_read_and_followed_by_the_api() {
     let daemon = start("logs");
-    let spec = small(&json!([]));
+    let spec = small(&json!([])).unwrap();
     daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
     daemon.await_phase("web", "Running").unwrap();
     await_console(&daemon, "web", "@lab ready");

@@ -15,8 +15,8 @@
 #[allow(dead_code, reason = "other tests use more of it")]
 mod moving;
 
-use lab::guest::{BellhopArguments, Guest};
-use lab::node::{Node, until};
+use lab::guest::Guest;
+use lab::node::{Node, small, until};
 use lab::sim::SimDevice;
 use lab::traffic::check_traffic;
 use moving::{Host, NOTICE};
@@ -37,16 +37,9 @@ const KILLS: [u64; 2] = [0, 1000];
 /// A VM on this device with the restart policy `Always`.
 #[track_caller]
 fn made(node: &Node, device: &SimDevice) -> Guest {
-    let arguments = BellhopArguments::small().unwrap();
-    let spec = json!({
-        "kernel": arguments.kernel_image(),
-        "initramfs": arguments.ramdisk(),
-        "cmdline": arguments.kernel_words(),
-        "memory": "128M",
-        "restart": "Always",
-        "nics": [{ "id": "nic", "path": device.path() }],
-    });
-    let body = json!({ "spec": spec });
+    let nic = json!({ "id": "nic", "path": device.path() });
+    let mut body = small(&json!([nic])).unwrap();
+    body["spec"]["restart"] = "Always".into();
     node.api.done("PUT", "/v1/vms/web", Some(&body)).unwrap();
     let vm = node.await_phase("web", "Running").unwrap();
     let console = vm["status"]["console"]["socket"].as_str().unwrap();

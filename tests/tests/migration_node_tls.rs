@@ -12,8 +12,8 @@
 
 mod tls_files;
 
-use lab::guest::{BellhopArguments, Guest};
-use lab::node::{Node, until};
+use lab::guest::Guest;
+use lab::node::{Node, small, until};
 use lab::traffic::{flood_off, flood_on};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -87,15 +87,8 @@ fn a_linux_guest_moves_between_two_daemons_over_tls_and_back() {
     let ports = [free_port(), free_port()];
     let here = files.node("tls-a", ports[0]);
     let there = files.node("tls-b", ports[1]);
-    let arguments = BellhopArguments::small().unwrap();
-    let spec = json!({
-        "kernel": arguments.kernel_image(),
-        "initramfs": arguments.ramdisk(),
-        "cmdline": arguments.kernel_words(),
-        "memory": "128M",
-        "nics": [{ "id": "nic", "from": "vdpasim_net", "mac": MAC, "mtu": MTU }],
-    });
-    let body = json!({ "spec": spec });
+    let nic = json!({ "id": "nic", "from": "vdpasim_net", "mac": MAC, "mtu": MTU });
+    let body = small(&json!([nic])).unwrap();
     here.api.done("PUT", "/v1/vms/web", Some(&body)).unwrap();
     let (console, pid) = running(&here, "web");
     let mut guest = Guest::attach(&console, pid, SILENCE).unwrap();

@@ -3,7 +3,7 @@
 //! Owns one record per call site that has logged: call sites are static, so memory is bounded. It
 //! must not know the format and the destination of lines.
 //!
-//! Connections that are refused before their client has proven anything share a smaller limit.
+//! Connections that are refused without a request share a smaller limit.
 //!
 //! No limit applies to audit lines, nor to debug and trace lines, which an operator turns on to see
 //! each event. The log file rotates all the same.
@@ -67,7 +67,7 @@ impl<S: Subscriber> Layer<S> for Limit {
             return true;
         }
         let rate = match line.target() {
-            // A stranger must not drive the other lines out of a log that rotates.
+            // The log rotates: lines about unknown clients must not displace the others.
             REFUSED => VM_RATE,
             _ => self.rate,
         };

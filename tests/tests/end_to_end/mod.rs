@@ -1,8 +1,8 @@
 //! Shared by the tests of all rigs: a machine from one request, its guest on its console, and a
 //! host that is as before.
 
-use lab::guest::{BellhopArguments, Guest};
-use lab::node::{Node, Traces};
+use lab::guest::Guest;
+use lab::node::{Node, Traces, small};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -66,15 +66,7 @@ impl Before {
 
 /// A VM with the lab's small guest and these NICs.
 pub(crate) fn spec(nics: &Value) -> Value {
-    let arguments = BellhopArguments::small().unwrap();
-    let spec = json!({
-        "kernel": arguments.kernel_image(),
-        "initramfs": arguments.ramdisk(),
-        "cmdline": arguments.kernel_words(),
-        "memory": "128M",
-        "nics": nics,
-    });
-    json!({ "spec": spec })
+    small(nics).unwrap()
 }
 
 /// Creates a machine with one request, and waits until its guest is ready.

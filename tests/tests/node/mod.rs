@@ -4,7 +4,8 @@ pub(crate) mod steps;
 
 use self::steps::{Shown, Steps};
 use lab::api::Client;
-use lab::guest::{BellhopArguments, Guest};
+use lab::guest::Guest;
+use lab::node::small;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -192,15 +193,7 @@ impl Daemon {
 
     /// A VM with the lab's small guest and these NICs.
     pub(crate) fn small(&self, nics: &Value) -> Value {
-        let arguments = BellhopArguments::small().unwrap();
-        let spec = json!({
-            "kernel": arguments.kernel_image(),
-            "initramfs": arguments.ramdisk(),
-            "cmdline": arguments.kernel_words(),
-            "memory": "128M",
-            "nics": nics,
-        });
-        json!({ "spec": spec })
+        small(nics).unwrap()
     }
 
     /// Waits until the guest of a VM is ready, and connects to its console.

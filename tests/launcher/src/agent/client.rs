@@ -300,8 +300,8 @@ fn pass_signals(port: &Port) -> Result<()> {
     Ok(())
 }
 
-/// Ends the command when its time is up: SIGTERM, then SIGKILL after [`GRACE`], then the whole host
-/// after another [`GRACE`]. Before it, the agent prints evidence.
+/// Ends the command when its time is up. The agent prints evidence first. Then the command gets
+/// SIGTERM, and SIGKILL after [`GRACE`]. After another [`GRACE`] the whole host ends.
 #[derive(Debug)]
 struct Timer {
     state: Arc<(Mutex<TimerState>, Condvar)>,

@@ -9,10 +9,11 @@
 //!   RESULT   allowed | denied: ERROR | ended by a filter | WRONG: …
 //! ```
 //! It takes the descriptors of the process, and enters all of its namespaces and its root. It
-//! becomes its user without capabilities, and joins its PID namespace by a fork. DIRECTORY belongs
-//! to the VM.
-//! OTHERS are processes that the VM must not reach, separated by commas. TARGET is a file, a socket
-//! or a TCP address that root reaches outside the jail, which the helper checks first.
+//! becomes its user without capabilities, and joins its PID namespace by a fork.
+//!
+//! DIRECTORY belongs to the VM. OTHERS are processes that the VM must not reach, separated by
+//! commas. TARGET is a file, a socket or a TCP address that root reaches outside the jail, which
+//! the helper checks first.
 //!
 //! Each attempt has a process of its own and the only error that may deny it, in either layer. The
 //! filters are those of the VMM's main thread, which allow more than those of other threads.
