@@ -13,6 +13,7 @@
 //! step is.
 
 use crate::api::Client;
+use crate::emulator;
 use crate::error::{Error, Result};
 use crate::evidence;
 use crate::files;
@@ -459,7 +460,8 @@ impl Drop for Node {
             for directory in files::list(&self.state().join("vms")).unwrap_or_default() {
                 let log = directory.join("vmm.log");
                 let text = files::read_text(&log).unwrap_or_default();
-                eprintln!("{}:\n{}", log.display(), files::last_lines(&text, SHOWN));
+                let end = files::last_lines(&text, SHOWN);
+                eprintln!("{}:\n{end}{}", log.display(), emulator::marked(&text));
             }
         }
         // Deletes what a failed test has left.
