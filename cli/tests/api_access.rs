@@ -232,13 +232,14 @@ fn each_request_by_tcp_needs_a_token_with_a_sufficient_role() {
     assert!(!line["request_id"].as_str().unwrap().is_empty());
 }
 
-/// Sends requests that are refused, on one connection.
-fn send_refused(client: &Client, port: u16, path: &str, times: usize) {
+/// Sends requests with this status as their answer, on one connection.
+fn flood(client: &Client, port: u16, (first, token): (&str, &str), status: u16, times: usize) {
     const AT_ONCE: usize = 50;
     let request = format!(
-        "PATCH {path} HTTP/1.1\r\nhost: node\r\ncontent-length: 0\r\n\
-         authorization: Bearer token-of-viewer\r\n\r\n"
+        "{first} HTTP/1.1\r\nhost: node\r\ncontent-length: 0\r\n\
+         authorization: Bearer {token}\r\n\r\n"
     );
+    let answer = format!("HTTP/1.1 {status} ");
     let mut stream = client.connect(port).unwrap();
     let mut buffer = [0; 1 << 14];
     for _ in 0..times / AT_ONCE {
@@ -252,7 +253,7 @@ fn send_refused(client: &Client, port: u16, path: &str, times: usize) {
             assert!(length > 0, "{text}");
             text.push_str(&String::from_utf8_lossy(&buffer[..length]));
         }
-        assert_eq!(text.matches("HTTP/1.1 403 ").count(), AT_ONCE, "{text}");
+        assert_eq!(text.matches(&answer).count(), AT_ONCE, "{text}");
     }
 }
 
@@ -265,12 +266,14 @@ fn a_flood_of_refused_requests_neither_fills_the_log_nor_hides_other_lines() {
     let path = format!("/v1/vms/{}", "x".repeat(1000));
     let length = daemon.log().len();
     let begin = Instant::now();
-    send_refused(&client, port, &path, FLOOD / 2);
+    let patch = format!("PATCH {path}");
+    let send_refused = || flood(&client, port, (&patch, "token-of-viewer"), 403, FLOOD / 2);
+    send_refused();
     // The client's certificate does not matter for a change.
     let ops = Some("Bearer token-of-ops");
     let done = client.request(port, "PUT", "/v1/cordon", ops).unwrap();
     assert!((200..300).contains(&done.0), "{done:?}");
-    send_refused(&client, port, &path, FLOOD / 2);
+    send_refused();
     let bob = Client::new(&files.authority, Some(&files.authority.signs_client("bob")));
     let viewer = Some("Bearer token-of-viewer");
     let refused = |client: &Client, path| {
@@ -311,6 +314,30 @@ fn a_flood_of_refused_requests_neither_fills_the_log_nor_hides_other_lines() {
     let cut = format!("{}…", &path[..256]);
     assert!(log.iter().any(|line| line["path"] == cut.as_str()));
     assert!(!log.iter().any(|line| line.to_string().contains(&path)));
+}
+
+#[test]
+fn a_flood_of_failed_requests_hides_no_change() {
+    const FLOOD: usize = 1000;
+    let files = Files::new();
+    let daemon = Daemon::start(&files.arguments());
+    let (port, client) = (daemon.port(), files.client(Validity::Now));
+    let length = daemon.log().len();
+    let begin = Instant::now();
+    let delete = ("DELETE /v1/vms/none", "token-of-ops");
+    flood(&client, port, delete, 404, FLOOD);
+    let ops = Some("Bearer token-of-ops");
+    let done = client.request(port, "PUT", "/v1/cordon", ops).unwrap();
+    assert!((200..300).contains(&done.0), "{done:?}");
+    let line = daemon.logged(|line| line["target"] == "audit" && line["path"] == "/v1/cordon");
+    assert_eq!(line["message"], "done", "{line}");
+    assert!(line["suppressed"].as_u64().is_none(), "{line}");
+    let log = daemon.log().split_off(length);
+    let most = 31 + usize::try_from(begin.elapsed().as_secs() / 5).unwrap();
+    for message in ["not done", "refused"] {
+        let lines = log.iter().filter(|line| line["message"] == message);
+        assert!((30..=most).contains(&lines.count()), "{log:#?}");
+    }
 }
 
 #[test]

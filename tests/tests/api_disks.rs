@@ -345,7 +345,8 @@ fn a_hung_disk_delays_neither_requests_nor_the_stop() {
 }
 
 /// The same for a VM of the daemon: the daemon ends at once, and the next one adopts the VM. A stop
-/// of the VM fails after the limits of SIGTERM and SIGKILL. It succeeds once the storage answers.
+/// of the VM fails after the limits of SIGTERM and SIGKILL, and so does its deletion. Both are
+/// completed without another request once the storage answers, also by the next daemon.
 #[test]
 fn a_hung_disk_of_a_vm_does_not_hold_its_daemon() {
     require_lab().unwrap();
@@ -356,19 +357,47 @@ fn a_hung_disk_of_a_vm_does_not_hold_its_daemon() {
     let storage = Storage::mount();
     let image = Image::at(storage.0.join("image"));
     let mut node = Node::start("hung").unwrap();
-    let mut body = small(&json!([])).unwrap();
+    let before = node.traces().unwrap();
+    let nic = json!([{ "id": "net0", "from": "vdpasim_net", "mac": "52:54:00:00:00:01" }]);
+    let mut body = small(&nic).unwrap();
     body["spec"]["disks"] = json!([image.wanted()]);
+    body["spec"]["restart"] = json!("Always");
     node.api.done("PUT", "/v1/vms/hung", Some(&body)).unwrap();
-    let vm = node.await_phase("hung", "Running").unwrap();
-    let console = vm["status"]["console"]["socket"].as_str().unwrap();
-    let pid = u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap();
-    let mut guest = Guest::attach(Path::new(console), pid, SILENCE).unwrap();
-    let checked = guest.command("disk-check vda 5 64").unwrap();
-    assert_eq!(checked["wrong"], 0, "{checked}");
-    let frozen = storage.freeze();
-    guest.send(&format!("disk-check vda 6 {SECTORS}")).unwrap();
-    std::thread::sleep(Duration::from_secs(1));
-
+    let pid = |vm: &Value| u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap();
+    // Returns the process of the VM, whose guest writes to the storage.
+    let hang = |node: &Node| {
+        let vm = node.await_phase("hung", "Running").unwrap();
+        let console = vm["status"]["console"]["socket"].as_str().unwrap();
+        let mut guest = Guest::attach(Path::new(console), pid(&vm), SILENCE).unwrap();
+        let checked = guest.command("disk-check vda 5 64").unwrap();
+        assert_eq!(checked["wrong"], 0, "{checked}");
+        let frozen = storage.freeze();
+        guest.send(&format!("disk-check vda 6 {SECTORS}")).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        (pid(&vm), frozen)
+    };
+    let fails = |node: &Node, method, path, body: Option<&Value>| {
+        let begin = Instant::now();
+        let answer = node.api.ask(method, path, body).unwrap();
+        assert_eq!(answer.status, 500, "{}", answer.body);
+        let text = answer.body.to_string();
+        for part in ["it waits in the kernel", "repair the storage"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(begin.elapsed() < STOP_FAILS, "{:?}", begin.elapsed());
+    };
+    let waits = |node: &Node, phase: &str, process: u32| {
+        let vm = node.await_phase("hung", phase).unwrap();
+        assert_eq!(vm["status"]["pid"], process, "{vm}");
+        let why = vm["status"]["not_ended"].as_str().unwrap();
+        assert!(why.contains("it waits in the kernel"), "{why}");
+        let mut list = Command::new(std::env::var_os("BELLHOP").unwrap());
+        let list = list
+            .args(["vm", "list", "--node"])
+            .arg(node.directory().join("run/node.socket"));
+        let list = String::from_utf8(list.output().unwrap().stdout).unwrap();
+        assert!(list.contains(phase) && list.contains(why), "{list}");
+    };
     let restart = |node: &mut Node, limit: Duration| {
         let begin = Instant::now();
         assert!(node.terminate());
@@ -378,26 +407,62 @@ fn a_hung_disk_of_a_vm_does_not_hold_its_daemon() {
         let served = begin.elapsed();
         assert!(served < limit, "the next daemon served after {served:?}");
     };
+    let stopped = |node: &Node| {
+        let vm = node.await_phase("hung", "Stopped").unwrap();
+        let status = &vm["status"];
+        assert_eq!(vm["spec"]["state"], "Stopped", "{vm}");
+        assert_eq!(status["last_end"]["reason"], "Stopped", "{vm}");
+        assert_eq!(
+            [&status["pid"], &status["not_ended"]],
+            [&Value::Null; 2],
+            "{vm}"
+        );
+        is_free(&image);
+        assert!(!group(node).exists());
+    };
+    let hard = json!({ "state": "Stopped", "mode": "hard" });
+    let start = json!({ "state": "Running" });
+    let state = "/v1/vms/hung/state";
+
+    let (process, frozen) = hang(&node);
+    assert!(group(&node).exists());
     restart(&mut node, AT_ONCE);
     let adopted = node.await_phase("hung", "Running").unwrap();
-    assert_eq!(adopted["status"]["pid"], pid, "{adopted}");
-    let hard = json!({ "state": "Stopped", "mode": "hard" });
-    let stop = |node: &Node| node.api.ask("PUT", "/v1/vms/hung/state", Some(&hard));
-    let begin = Instant::now();
-    let answer = stop(&node).unwrap();
-    assert_eq!(answer.status, 500, "{}", answer.body);
-    let text = answer.body.to_string();
-    assert!(text.contains("it waits in the kernel"), "{text}");
-    assert!(begin.elapsed() < STOP_FAILS, "{:?}", begin.elapsed());
+    assert_eq!(adopted["status"]["pid"], process, "{adopted}");
+    fails(&node, "PUT", state, Some(&hard));
+    waits(&node, "Stopping", process);
     // The next daemon tries to end it, too.
     restart(&mut node, STOP_FAILS);
-    assert!(Path::new(&format!("/proc/{pid}")).exists());
-
+    assert!(Path::new(&format!("/proc/{process}")).exists());
+    waits(&node, "Stopping", process);
     drop(frozen);
-    let answer = stop(&node).unwrap();
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    node.await_phase("hung", "Stopped").unwrap();
+    stopped(&node);
+
+    // The same without a restart of the daemon, whose child the process is.
+    node.api.done("PUT", state, Some(&start)).unwrap();
+    let (process, frozen) = hang(&node);
+    fails(&node, "PUT", state, Some(&hard));
+    waits(&node, "Stopping", process);
+    drop(frozen);
+    stopped(&node);
+
+    node.api.done("PUT", state, Some(&start)).unwrap();
+    let (process, frozen) = hang(&node);
+    fails(&node, "DELETE", "/v1/vms/hung?force=true", None);
+    waits(&node, "Deleting", process);
+    drop(frozen);
+    node.same_but_descriptors(&before, "after the deletion")
+        .unwrap();
+    assert_eq!(node.vm("hung").unwrap(), None);
+    assert!(!group(&node).exists());
     is_free(&image);
+}
+
+/// The control group of the VM `hung`.
+fn group(node: &Node) -> PathBuf {
+    let runtime = node.directory().join("run").display().to_string();
+    let name = runtime.trim_matches('/').replace('/', "-");
+    PathBuf::from(format!("/sys/fs/cgroup/bellhop:{name}/hung"))
 }
 
 /// A disk whose sectors fail (EIO): the guest sees I/O errors, the others still work.

@@ -1215,6 +1215,7 @@ class VmObserved(TypedDict):
     log: str
     migration_unknown: MigrationUnknown | None
     nic_devices: list[VmNicDevice]
+    not_ended: str | None
     pending: list[str]
     phase: VmPhase
     pid: int | None

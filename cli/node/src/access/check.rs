@@ -1,10 +1,9 @@
 //! Checks the role for every request, and logs each change and each refusal.
 //!
 //! Owns the audit log: lines of the target `audit`, which are logged at every log level. Each
-//! change has its line. `refusals.rs` limits the lines of refused requests.
+//! change has its line. `refusals.rs` limits the lines of requests that changed nothing.
 //!
-//! A client that disconnects does not stop its request (`vmm::http::on_worker`), so the line is
-//! written in that case, too.
+//! A client that disconnects does not stop its change. The line has the outcome in that case, too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +22,8 @@ use super::caller::{Peer, refusal};
 use super::role;
 use super::{Access, Permit};
 use crate::error::Error;
+use crate::machines::error::unfinished;
+use crate::machines::stop::GUEST_WAS_ASKED;
 
 /// How long a connection may wait for a place among those of its role.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,7 +50,7 @@ pub(crate) async fn check(
             caller.may(needed)?;
             Ok(caller)
         });
-    let response = match allowed {
+    let mut response = match allowed {
         Ok(caller) => {
             let extensions = request.extensions_mut();
             extensions.insert(RequestedBy(line.requested_by()));
@@ -58,27 +59,52 @@ pub(crate) async fn check(
                 extensions.insert(permit.until(caller.expires));
             }
             let admission = extensions.remove::<Admission>();
-            match admit(admission, caller.role).await {
-                Ok(()) => next.run(request).await,
-                Err(busy) => {
-                    let mut response = busy.into_response();
-                    let close = HeaderValue::from_static("close");
-                    response.headers_mut().insert(CONNECTION, close);
-                    response
-                }
+            let answer = pass(admission, caller.role, request, next);
+            if line.changes {
+                return to_its_end(access, line, answer).await;
             }
+            answer.await
         }
         Err(refused) => {
             line.refused = true;
-            line.suppressed = access.refusals.admit(&line.peer, Instant::now());
             let mut response = refusal(refused);
             response.extensions_mut().insert(IsLogged);
             response
         }
     };
-    let error = response.extensions().get::<ErrorBody>();
-    line.outcome = Some((response.status(), error.map(|body| body.code.clone())));
+    line.end(&access, &mut response);
     response
+}
+
+/// Passes an allowed request to its endpoint, once its connection has a place.
+async fn pass(admission: Option<Admission>, role: Role, request: Request, next: Next) -> Response {
+    match admit(admission, role).await {
+        Ok(()) => next.run(request).await,
+        Err(busy) => {
+            let mut response = busy.into_response();
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(CONNECTION, close);
+            response
+        }
+    }
+}
+
+/// Waits for the answer to a change, even if the client disconnects meanwhile: otherwise its
+/// outcome would be unknown, and a client could hide it or flood the log.
+async fn to_its_end(
+    access: Arc<Access>,
+    mut line: Line,
+    answer: impl Future<Output = Response> + Send + 'static,
+) -> Response {
+    let running = tokio::spawn(async move {
+        let mut response = answer.await;
+        line.end(&access, &mut response);
+        response
+    });
+    match running.await {
+        Ok(response) => response,
+        Err(error) => unfinished(error).into_response(),
+    }
 }
 
 /// Admits the connection of a request, if it came over one.
@@ -106,7 +132,7 @@ struct Line {
     suppressed: Option<u64>,
     /// Whether the request may change something.
     changes: bool,
-    /// The status and the error code. None until there is an answer.
+    /// The status and the error code. None if the daemon ends before there is an answer.
     outcome: Option<(StatusCode, Option<String>)>,
 }
 
@@ -134,10 +160,32 @@ impl Line {
         }
     }
 
+    /// Sets the outcome, and applies the limit of lines to a request that changed nothing.
+    fn end(&mut self, access: &Access, response: &mut Response) {
+        let status = response.status();
+        let code = response.extensions().get::<ErrorBody>();
+        let code = code.map(|body| body.code.clone());
+        if self.is_of_interest() && changed_nothing(status, code.as_deref()) {
+            self.suppressed = access.refusals.admit(&self.peer, Instant::now());
+            if self.suppressed.is_none() {
+                // Nor is there the line about each request.
+                response.extensions_mut().insert(IsLogged);
+            }
+        }
+        self.outcome = Some((status, code));
+    }
+
     /// Whether the request belongs in the audit log.
     fn is_of_interest(&self) -> bool {
         self.refused || self.changes
     }
+}
+
+/// Whether an answer means that its request changed nothing. After an error of the host it may have
+/// changed a part.
+fn changed_nothing(status: StatusCode, code: Option<&str>) -> bool {
+    let refused = status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE;
+    refused && code.is_none_or(|code| !GUEST_WAS_ASKED.contains(&code))
 }
 
 impl Drop for Line {
@@ -147,7 +195,7 @@ impl Drop for Line {
         };
         let (status, error) = match &self.outcome {
             Some((status, error)) => (Some(status.as_u16()), error.as_deref()),
-            None => (None, Some("the client disconnected before the answer")),
+            None => (None, Some("the request did not end")),
         };
         let who = self.peer.to_string();
         let role = self.role.map(|role| role.to_string());
@@ -166,5 +214,58 @@ impl Drop for Line {
             "{}",
             if self.refused { "not allowed" } else if done { "done" } else { "not done" }
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::middleware::from_fn_with_state;
+    use axum::routing::put;
+    use tokio::sync::mpsc;
+    use tower::ServiceExt as _;
+
+    use super::super::testing;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_disconnects_does_not_end_its_change() {
+        let (reached, mut begun) = mpsc::channel(1);
+        let (done, mut ended) = mpsc::channel(1);
+        let endpoint = move || async move {
+            reached.send(()).await.unwrap();
+            tokio::task::yield_now().await;
+            done.send(()).await.unwrap();
+        };
+        let check = from_fn_with_state(testing::access(), check);
+        let router = Router::new()
+            .route("/v1/cordon", put(endpoint))
+            .layer(check);
+        let request = testing::request(Method::PUT, "/v1/cordon", Role::Admin);
+        let client = tokio::spawn(router.oneshot(request));
+        begun.recv().await.unwrap();
+        client.abort();
+        // None if the endpoint was dropped.
+        assert_eq!(ended.recv().await, Some(()));
+    }
+
+    #[test]
+    fn only_lines_of_requests_without_an_effect_have_a_limit() {
+        let changed = |status, code| !changed_nothing(StatusCode::from_u16(status).unwrap(), code);
+        for status in [101, 200, 202, 204, 500, 502, 504] {
+            assert!(changed(status, None), "{status}");
+        }
+        for code in ["still_runs", "started_again"] {
+            assert!(changed(409, Some(code)), "{code}");
+        }
+        for (status, code) in [
+            (403, "role_too_low"),
+            (404, "no_such_vm"),
+            (409, "paused"),
+            (422, "unusable"),
+            (503, "busy"),
+        ] {
+            assert!(!changed(status, Some(code)), "{status}");
+        }
     }
 }

@@ -8,7 +8,7 @@
 //!                                                      └─ Authorization: Bearer TOKEN ─> role ──┤
 //!                                                                                               v
 //!                         endpoint <── sufficient <── TABLE (role.rs): method, path ─> needed role
-//!                            └──> audit: who, what, outcome, request_id; refusals are limited
+//!                            └──> audit: who, what, outcome, request_id; failures are limited
 //! ```
 //!
 //! File permissions control access to the Unix socket, and every client of it is `admin`. TCP needs

@@ -1,7 +1,7 @@
-//! A limit for the audit lines of refused requests, for each client.
+//! A limit for the audit lines of requests that changed nothing, for each client.
 //!
-//! Owns the number of lines of each client. A client with a certificate but without rights must
-//! neither fill the host's log nor hide the lines of another one.
+//! Owns the number of lines of each client. No client may fill the host's log or hide the lines of
+//! another one, neither with refused requests nor with requests that fail.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -45,8 +45,8 @@ impl From<&Peer> for Client {
 pub(super) struct Refusals(Mutex<HashMap<Client, LineSource>>);
 
 impl Refusals {
-    /// Decides on the line of a refused request. Returns the number of this client's lines
-    /// suppressed before it, or `None` if this one is suppressed, too.
+    /// Decides on the line of a request that changed nothing. Returns the number of this client's
+    /// lines suppressed before it, or `None` if this one is suppressed, too.
     pub(super) fn admit(&self, peer: &Peer, now: Instant) -> Option<u64> {
         let mut clients = self.0.lock();
         let mut client = Client::from(peer);

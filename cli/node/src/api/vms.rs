@@ -41,10 +41,11 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<Vm> {
     let nics = record.spec.nics().iter();
     let nics = nics.map(|nic| nic_device(node, name, &record, nic));
     let process = record.process();
-    let phase = if live.as_ref().is_some_and(|live| live.is_stopping()) {
-        VmPhase::Stopping
-    } else {
-        phase(&record, live.as_ref().map(|live| (live.api, live.state)))
+    let is_stopping = live.as_ref().is_some_and(|live| live.is_stopping());
+    let phase = match phase(&record, live.as_ref().map(|live| (live.api, live.state))) {
+        phase @ (VmPhase::Creating | VmPhase::Deleting) => phase,
+        _ if is_stopping || view.not_ended.is_some() => VmPhase::Stopping,
+        phase => phase,
     };
     let said = live.as_ref().and_then(|live| live.said.as_ref());
     let alarms = said.into_iter().flat_map(|said| &said.alarms);
@@ -70,6 +71,7 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<Vm> {
             remedy: remedy(name.as_str()),
         }),
         last_end: record.last_end,
+        not_ended: view.not_ended,
     };
     Some(Vm {
         name: name.to_string(),

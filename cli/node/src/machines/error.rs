@@ -80,7 +80,7 @@ pub(super) fn vm_runs(vm: &VmName, what: &str, hint: &'static str) -> Error {
 }
 
 /// A worker thread failed.
-pub(super) fn unfinished(source: tokio::task::JoinError) -> Error {
+pub(crate) fn unfinished(source: tokio::task::JoinError) -> Error {
     let message = "the request was not finished";
     Error::answered(StatusCode::INTERNAL_SERVER_ERROR, "internal", message).because(source)
 }

@@ -35,7 +35,7 @@ use super::process::{self, Identity, Process, Start};
 use super::record::Record;
 use super::sandbox::{self, files_of, files_to_send, paths_of};
 use super::spec::{DeviceId, NicId, NicSpec, VmName, VmSpec};
-use super::steps::{Host, ProcessState, ProxiedResponse, SendRequest};
+use super::steps::{Host, NOT_ENDED, ProcessState, ProxiedResponse, SendRequest};
 use super::supervisor::from_status;
 use super::vmm::{MIGRATION, SOON, START, Vmm};
 use crate::error::{Error, UNUSABLE};
@@ -267,9 +267,22 @@ pub(super) fn end(identity: Identity) -> io::Result<()> {
     Process::open(identity)?.map_or(Ok(()), |process| process.end(GRACE))
 }
 
-/// The error for a VM's process that does not end.
+/// The error for a VM's process that cannot be watched or ended.
 fn unended(source: io::Error) -> Error {
     Error::failed("cannot end the VM's process").because(source)
+}
+
+impl Machines {
+    /// Ends the processes of a VM, and removes their control group.
+    fn end_all(&self, vm: &VmName, identity: Option<Identity>) -> io::Result<()> {
+        identity.map_or(Ok(()), end)?;
+        for marked in process::find(&self.paths.runtime_of(vm))? {
+            end(marked)?;
+        }
+        // All that it has started.
+        let groups = self.sandbox.groups();
+        groups.map_or(Ok(()), |groups| groups.remove(vm.as_str()))
+    }
 }
 
 impl Host for Machines {
@@ -450,15 +463,12 @@ impl Host for Machines {
     }
 
     fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error> {
-        identity.map_or(Ok(()), end).map_err(unended)?;
-        let runtime = self.paths.runtime_of(vm);
-        for marked in process::find(&runtime).map_err(unended)? {
-            end(marked).map_err(unended)?;
-        }
-        if let Some(groups) = self.sandbox.groups() {
-            // All that it has started.
-            groups.remove(vm.as_str()).map_err(unended)?;
-        }
+        self.end_all(vm, identity).map_err(|error| {
+            if let Some(entry) = self.entries().get(vm) {
+                entry.view().not_ended = Some(error.to_string());
+            }
+            unended(error).hint(NOT_ENDED)
+        })?;
         // A killed process leaves them behind.
         for socket in [
             self.paths.api_socket(vm),

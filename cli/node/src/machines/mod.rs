@@ -275,8 +275,8 @@ impl Machines {
         done.await.map_err(unfinished)
     }
 
-    /// Runs a request under a VM's lock. Then watches the process that it started, and removes the
-    /// slot if it is empty.
+    /// Runs a request under a VM's lock. Then watches the process that it started or could not end,
+    /// and removes the slot if it is empty.
     async fn request<T: Send + 'static>(
         self: &Arc<Self>,
         entry: Arc<VmEntry>,
@@ -288,8 +288,9 @@ impl Machines {
             done
         });
         let done = done.await;
-        if let Ok(Ok(_)) = &done {
-            self.supervise(&entry);
+        match &done {
+            Ok(Ok(_)) => self.supervise(&entry),
+            _ => self.await_late_end(&entry, false),
         }
         self.tidy(&entry);
         done?

@@ -400,8 +400,8 @@ impl Process {
         Err(io::Error::new(
             io::ErrorKind::TimedOut,
             format!(
-                "process {} does not end after SIGKILL: it waits in the kernel (`cat \
-                 /proc/{}/stack`)",
+                "process {} does not end after SIGKILL: it waits in the kernel, for example for \
+                 the storage of a disk (`cat /proc/{}/stack`)",
                 self.identity.pid, self.identity.pid
             ),
         ))

@@ -63,11 +63,11 @@ impl Machines {
             }
             Ok(Ok(Reconciled::ToStart)) => supervisor::begin(self, entry, None),
             Ok(Ok(Reconciled::Stopped | Reconciled::None)) => {}
-            Ok(Err(error)) => tracing::error!(
-                %vm,
-                error = &error as &dyn std::error::Error,
-                "cannot delete the rest of a VM"
-            ),
+            Ok(Err(error)) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(%vm, error, "cannot end or delete the rest of a VM");
+                self.await_late_end(entry, true);
+            }
             Err(error) => tracing::error!(%vm, %error, "cannot check a VM"),
         }
         self.tidy(entry);

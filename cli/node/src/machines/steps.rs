@@ -378,7 +378,14 @@ impl Lifecycle<'_> {
     /// # Errors
     /// The process does not end.
     pub(crate) fn stop(&self, record: &mut Record) -> Result<(), Error> {
-        self.stop_steps(record).map_err(Error::context(NOT_STOPPED))
+        self.stop_steps(record).map_err(|error| {
+            let hint = error.remedy();
+            let error = Error::context(NOT_STOPPED)(error);
+            match hint {
+                Some(hint) => error.hint(hint),
+                None => error,
+            }
+        })
     }
 
     fn stop_steps(&self, record: &mut Record) -> Result<(), Error> {
@@ -405,7 +412,11 @@ impl Lifecycle<'_> {
         } else {
             let list = not_undone.join("; ");
             let message = format!("cannot delete the VM completely; not undone: {list}");
-            Err(Error::failed(message).hint("fix the cause and delete it again"))
+            Err(Error::failed(message).hint(if record.process().is_some() {
+                NOT_ENDED
+            } else {
+                "fix the cause and delete it again"
+            }))
         }
     }
 
@@ -507,6 +518,16 @@ impl Lifecycle<'_> {
         }
     }
 
+    /// The end of a process that outlived an attempt to end it.
+    pub(crate) fn late_end(&self, record: &Record, end: End) -> End {
+        if record.is_on() {
+            // Meanwhile a client has requested it to run.
+            end
+        } else {
+            End::new(EndReason::Stopped, STOPPED)
+        }
+    }
+
     /// As [`Self::ended`], also for VMs that leave nothing here: one that has not arrived, and one
     /// that another node has now. Returns nothing for those.
     ///
@@ -550,7 +571,7 @@ impl Lifecycle<'_> {
     /// # Errors
     /// As [`Self::ends`].
     pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<End>, Error> {
-        let end = End::new(EndReason::Stopped, "a client stopped it");
+        let end = End::new(EndReason::Stopped, STOPPED);
         let peer = record.peer();
         let end = record.resulting_end(end);
         record.last_end = Some(end.clone());
@@ -594,6 +615,10 @@ impl Lifecycle<'_> {
 }
 
 const NOT_STOPPED: &str = "cannot stop the VM";
+/// The remedy for a process that does not end.
+pub(super) const NOT_ENDED: &str = "repair the storage (`dmesg`): once the process ends, the \
+                                    daemon finishes without another request";
+const STOPPED: &str = "a client stopped it";
 
 /// A part of a VM that could not be undone, and the cause.
 fn not_undone_part(part: &str, error: &Error) -> String {

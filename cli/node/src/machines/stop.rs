@@ -25,6 +25,11 @@ use super::vm_entry::VmEntry;
 use super::{Change, Machines};
 use crate::error::Error;
 
+/// The codes of failed stops whose guest received the request to power off.
+pub(crate) const GUEST_WAS_ASKED: [&str; 2] = [STILL_RUNS, STARTED_AGAIN];
+const STILL_RUNS: &str = "still_runs";
+const STARTED_AGAIN: &str = "started_again";
+
 /// The parameters of a stop.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stop {
@@ -216,12 +221,12 @@ fn paused(vm: &VmName) -> Error {
 
 fn started_again(vm: &VmName) -> Error {
     let message = format!("cannot stop {vm}: another request wants it to run");
-    Error::conflict("started_again", message)
+    Error::conflict(STARTED_AGAIN, message)
 }
 
 fn still_runs(vm: &VmName, grace: Duration) -> Error {
     let seconds = grace.as_secs();
     let message = format!("cannot stop {vm}: its guest has not powered off within {seconds} s");
-    let error = Error::conflict("still_runs", message);
+    let error = Error::conflict(STILL_RUNS, message);
     error.hint("it keeps running, and stays off once it powers off; `mode: hard` ends it now")
 }

@@ -12,6 +12,9 @@
 //! The daemon queries a VM that was sent elsewhere for the result, until it reports that its guest
 //! is here. If the process is gone before that, no policy restarts the VM ([`super::outgoing`]).
 //!
+//! A process that was killed and has not ended, because it waits in the kernel, is watched too. Its
+//! end completes the stop or the deletion.
+//!
 //! No lock is held during a wait. If another task stops the VM, the record shows that this is no
 //! longer its process.
 
@@ -66,21 +69,21 @@ pub(super) fn begin(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Op
 impl Machines {
     /// Watches the process that was started for a VM, unless it is watched already.
     pub(super) fn supervise(self: &Arc<Self>, entry: &Arc<VmEntry>) {
-        let identity = {
-            let mut view = entry.view();
-            let running = view.record.as_ref().and_then(|record| record.process()?.0);
-            match (running, &view.live) {
-                (Some(identity), None) => {
-                    view.live = Some(Live::new(identity, false));
-                    identity
-                }
-                _ => return,
-            }
+        let Some(identity) = unwatched_process(entry, false) else {
+            return;
         };
         let awaited = entry.record().and_then(|record| record.incoming);
         let change = awaited.map_or(Change::Started, |incoming| Change::Awaited(incoming.listen));
         self.publish(entry.name(), change);
         begin(self, entry, Some(identity));
+    }
+
+    /// Watches the process of a VM that was killed and has not ended, unless it is watched already.
+    /// Then the VM is stopped or deleted without another request.
+    pub(super) fn await_late_end(self: &Arc<Self>, entry: &Arc<VmEntry>, adopted: bool) {
+        if let Some(identity) = late_process(entry, adopted) {
+            begin(self, entry, Some(identity));
+        }
     }
 
     /// Handles a client's report of where the guest of a VM is that was sent elsewhere. If the
@@ -102,6 +105,23 @@ impl Machines {
         }
         Ok(())
     }
+}
+
+/// The process of a VM, if none watches it yet. The caller must.
+fn unwatched_process(entry: &VmEntry, adopted: bool) -> Option<Identity> {
+    let mut view = entry.view();
+    let identity = view.record.as_ref()?.process()?.0?;
+    if view.live.is_some() {
+        return None;
+    }
+    view.live = Some(Live::new(identity, adopted));
+    Some(identity)
+}
+
+/// As [`unwatched_process`], if it was killed and has not ended.
+fn late_process(entry: &VmEntry, adopted: bool) -> Option<Identity> {
+    let is_late = entry.view().not_ended.is_some();
+    is_late.then(|| unwatched_process(entry, adopted)).flatten()
 }
 
 /// The next action.
@@ -153,11 +173,24 @@ fn ended(machines: &Machines, entry: &VmEntry, identity: Identity, end: End) -> 
     let ours = record
         .process()
         .is_some_and(|(which, _)| which == Some(identity));
-    if record.phase != Phase::Present || !ours {
+    let is_late = entry.view().not_ended.is_some();
+    if !ours || (record.phase != Phase::Present && !is_late) {
         return Next::Over;
     }
     let awaited = record.incoming.is_some();
     let lifecycle = machines.lifecycle(entry);
+    if record.phase != Phase::Present {
+        match lifecycle.delete(&mut record) {
+            Ok(()) => machines.publish_deleted(entry),
+            Err(error) => not_deleted(entry, &error),
+        }
+        return Next::Over;
+    }
+    let end = if is_late && !awaited {
+        lifecycle.late_end(&record, end)
+    } else {
+        end
+    };
     // Its leftover: the socket.
     if let Err(error) = lifecycle.stop(&mut record) {
         let error = &error as &dyn std::error::Error;
@@ -176,8 +209,7 @@ fn ended(machines: &Machines, entry: &VmEntry, identity: Identity, end: End) -> 
             return Next::Over;
         }
         Err(error) => {
-            let error = &error as &dyn std::error::Error;
-            tracing::error!(vm = %entry.name(), error, "cannot delete the rest of a VM");
+            not_deleted(entry, &error);
             return Next::Over;
         }
     };
@@ -188,6 +220,11 @@ fn ended(machines: &Machines, entry: &VmEntry, identity: Identity, end: End) -> 
     } else {
         Next::Over
     }
+}
+
+fn not_deleted(entry: &VmEntry, error: &Error) {
+    let error = error as &dyn std::error::Error;
+    tracing::error!(vm = %entry.name(), error, "cannot delete the rest of a VM");
 }
 
 /// Restarts a VM, unless another task has, or the VM should no longer run.
@@ -215,7 +252,7 @@ fn revive(machines: &Machines, entry: &VmEntry) -> Next {
                 "cannot restart a VM; retrying later"
             );
             machines.publish(entry.name(), Change::NotStarted(in_one_line(&error)));
-            Next::Again
+            late_process(entry, false).map_or(Next::Again, Next::Watch)
         }
     }
 }

@@ -70,6 +70,8 @@ pub(crate) struct View {
     pub(crate) pending: Option<VmSpec>,
     /// Its process.
     pub(crate) live: Option<Live>,
+    /// Why its process has not ended, although it was killed.
+    pub(crate) not_ended: Option<String>,
 }
 
 /// The entry of a VM: see the module.
@@ -122,6 +124,7 @@ impl VmEntry {
         let mut view = self.view();
         if record.is_none_or(|record| record.process().is_none()) {
             view.live = None;
+            view.not_ended = None;
         }
         view.record = record.cloned();
         drop(view);

@@ -21,12 +21,14 @@ use super::view::{health, mac, uptime};
 Columns:
   STATE   Creating, Starting, Running, Paused, Stopped, Deleting; Receiving: it arrives from another
           node (`bellhop vm migration cancel NAME` cancels that); Unknown: its process does not
-          answer; MigrationUnknown: its process ended during a migration (`bellhop vm show NAME` has
-          the remedy)
+          answer; Stopping: its guest was asked to power off, or its process was killed and has
+          not ended; MigrationUnknown: its process ended during a migration (`bellhop vm show NAME`
+          has the remedy)
   PID     its process
   MEMORY  the guest's
   HEALTH  ok; net0 q1 STUCK (or DRIVERSTALLED, INCONSISTENT): a queue hangs; net0 failed over: the
-          NIC is on its backup device; (+N): N more findings (`bellhop vm show NAME`)
+          NIC is on its backup device; (+N): N more findings (`bellhop vm show NAME`); stop
+          pending: why its process has not ended
   UPTIME  of its process; resets of the guest do not count
   RESTARTS  how often the daemon has restarted it
   RESTART, VERSION, MACS  with -o wide: its restart policy, the version of Bellhop that runs it, and

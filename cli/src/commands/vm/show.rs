@@ -130,6 +130,9 @@ fn tree(all: &All) -> Branch {
     let (view, status) = (&all.view, &all.view.status);
     let mut children = Vec::new();
     children.push(Branch::new(process(view)));
+    if let Some(why) = &status.not_ended {
+        children.push(Branch::new(format!("stop pending: {why}")));
+    }
     if let Some(unknown) = &status.migration_unknown {
         let remedy = Branch::new(unknown.remedy.clone());
         children.push(Branch::new(unknown.reason.clone()).with(vec![remedy]));

@@ -31,9 +31,12 @@ pub(crate) fn mac(vm: &Vm, nic_id: &str) -> Option<String> {
 }
 
 /// The health of a running VM: `ok`, or the first finding and the number of others, such as `net0
-/// q1 STUCK (+1)`.
+/// q1 STUCK (+1)`. Of one whose process does not end: the cause.
 pub(crate) fn health(vm: &Vm) -> Option<String> {
     let status = &vm.status;
+    if let Some(why) = &status.not_ended {
+        return Some(format!("stop pending: {why}"));
+    }
     if !matches!(status.phase, VmPhase::Running | VmPhase::Paused) {
         return None;
     }

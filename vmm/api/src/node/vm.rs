@@ -27,7 +27,8 @@ described! {
         Running,
         /// Its vCPUs are parked.
         Paused,
-        /// Its guest was asked to power off; the grace period runs.
+        /// Its guest was asked to power off, and the grace period runs. Or its process was killed,
+        /// and has not ended.
         Stopping,
         /// It has no process, as desired.
         Stopped,
@@ -270,6 +271,11 @@ pub struct VmObserved {
     /// How it last ended; null if it never did.
     #[schema(required)]
     pub last_end: Option<End>,
+    /// Why its process has not ended although the node has killed it; null otherwise. The stop or
+    /// deletion is complete once the process ends.
+    #[serde(default)]
+    #[schema(required)]
+    pub not_ended: Option<String>,
     /// Why it is not started, in the phase MigrationUnknown; null otherwise.
     #[serde(alias = "may_be_elsewhere")]
     #[schema(required)]
