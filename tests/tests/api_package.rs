@@ -146,6 +146,16 @@ fn an_upgrade_keeps_vms_and_a_purge_leaves_nothing() {
     let of_nic = "bellhop-swnic@lab-sw0.service";
     let nic = Path::new("/sys/bus/vdpa/devices/lab-sw0");
     output(Command::new("modprobe").arg("tun")).unwrap();
+    // A killed command has left a record without a device.
+    let record = Path::new("/run/bellhop/nics/lab-sw0.json");
+    let service = json!({
+        "tap": "lab-sw0", "is_own_tap": true, "mac": [2, 0, 0, 0, 0, 7], "mtu": 1500, "features": 0,
+    });
+    let left = json!({
+        "version": 1, "name": "lab-sw0", "from": "software", "state": "making",
+        "steps": [{ "step": "serve", "service": service }],
+    });
+    fs::write(record, left.to_string()).unwrap();
     for _ in 0..2 {
         host.done(&["systemctl", "start", of_nic]);
         until("the service creates its NIC", || nic.exists()).unwrap();
