@@ -82,7 +82,7 @@ impl<'a> Server<'a> {
         let left = Control::exists(name).then(|| reopen(name));
         let left = left.transpose().map_err(failed)?;
         let mut configuration = arguments.configuration();
-        let end = open(arguments, &mut configuration)?;
+        let end = open(arguments, &mut configuration, left.is_some())?;
         let (created, device) = if let Some(device) = left {
             (control.adopt(name), device)
         } else {
@@ -197,8 +197,13 @@ impl<'a> Server<'a> {
     }
 }
 
-/// Opens the tap or the port, and leaves out the features that it lacks.
-fn open(arguments: &Arguments, configuration: &mut Configuration) -> Result<End, Error> {
+/// Opens the tap or the port, and leaves out the features that it lacks. A device that another
+/// process left has its features already.
+fn open(
+    arguments: &Arguments,
+    configuration: &mut Configuration,
+    is_left: bool,
+) -> Result<End, Error> {
     if let Some(PortQueue { interface, queue }) = arguments.port() {
         configuration.features &= !OFFLOADS;
         let Configuration { mac, mtu, .. } = *configuration;
@@ -208,7 +213,10 @@ fn open(arguments: &Arguments, configuration: &mut Configuration) -> Result<End,
     let tap = arguments.tap.as_deref().unwrap_or(&arguments.name);
     let queues = Tap::open(tap, arguments.queue_pairs).map_err(failed)?;
     if let Some(first) = queues.first() {
-        configuration.features &= !first.missing_features();
+        // The question changes the offloads, and a driver has chosen them already.
+        if !is_left {
+            configuration.features &= !first.missing_features();
+        }
         if arguments.own_tap {
             first.set_persistent(true).map_err(failed)?;
         }
