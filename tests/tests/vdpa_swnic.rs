@@ -113,6 +113,10 @@ fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
     // A NIC in use stays until its user ends.
     split.signal(Signal::TERM).unwrap();
     std::thread::sleep(Duration::from_millis(500));
+    // The command still has it served meanwhile.
+    let [server, worker] = split.processes().unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    split.await_other_worker(worker).unwrap();
     let frames = Frames {
         count: 100,
         size: 256,
@@ -443,6 +447,21 @@ fn several_queue_pairs_need_a_tap_with_several_queues() {
     }
     ip("link del lab-tap0");
     ip("link del lab-tap1");
+}
+
+#[test]
+fn the_command_ends_when_another_one_deletes_its_nic() {
+    let bridge = Bridge::add("lab-swbr");
+    let nic = Swnic::start("lab-sw0", &["--bridge", bridge.0]).unwrap();
+    let mut delete = Command::new(std::env::var_os("BELLHOP").unwrap());
+    let deleted = delete.args(["nic", "delete", "lab-sw0"]).status().unwrap();
+    assert!(deleted.success());
+    let (status, text) = nic.end().unwrap();
+    assert!(
+        status.success() && text.contains("another process has deleted the NIC"),
+        "{text}"
+    );
+    assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
 }
 
 #[test]

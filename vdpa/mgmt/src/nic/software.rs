@@ -16,10 +16,12 @@ use super::connect::Subject;
 use super::error::NicError;
 use super::making::Making;
 use super::nics::Nics;
-use super::record::MadeNic;
+use super::observer::Observer as _;
+use super::record::{MadeNic, State};
 use super::request::NicRequest;
 use super::server::{self, Service};
 use super::step::Step;
+use super::store::{LockedStore, StoreError};
 use super::wait;
 use crate::MgmtDeviceName;
 use crate::connectivity::Connectivity;
@@ -72,17 +74,20 @@ impl Nics {
     /// Starts the processes of a NIC again, if it should have one and has none: it was killed. One
     /// that is stopped continues. The guest does not notice. Returns whether this did something.
     ///
+    /// The lock of `store` keeps others from deleting the NIC meanwhile.
+    ///
     /// # Errors
-    /// [`NicError::Server`]: it cannot be started or continued.
-    pub fn serve_again(&self, nic: &MadeNic) -> Result<bool, NicError> {
-        let Some(service) = nic.service() else {
+    /// [`NicError::Server`]: it cannot be started or continued. [`NicError::Store`]: its record
+    /// cannot be read.
+    pub fn serve_again(&self, name: &str, store: &mut LockedStore) -> Result<bool, NicError> {
+        let Some((_, service)) = to_serve(name, store)? else {
             return Ok(false);
         };
-        if server::is_served(nic.name()).map_err(NicError::Server)? {
+        if server::is_served(name).map_err(NicError::Server)? {
             return Ok(false);
         }
-        if !server::resume(nic.name()).map_err(NicError::Server)? {
-            self.serve(nic.name(), service)?;
+        if !server::resume(name).map_err(NicError::Server)? {
+            self.serve(name, &service)?;
         }
         Ok(true)
     }
@@ -149,6 +154,17 @@ impl Making<'_> {
     }
 }
 
+/// The record of a complete NIC, with the settings for its process. Others have none, or none any
+/// more.
+fn to_serve(name: &str, store: &LockedStore) -> Result<Option<(MadeNic, Service)>, StoreError> {
+    let nic = match store.nic(name) {
+        Err(StoreError::NoNic(_)) => return Ok(None),
+        nic => nic?,
+    };
+    let service = nic.service().filter(|_| nic.state() == State::Made);
+    Ok(service.cloned().map(|service| (nic, service)))
+}
+
 /// The settings for the process of a requested NIC.
 fn service(request: &NicRequest) -> Result<Service, NicError> {
     let bridge = request
@@ -205,6 +221,7 @@ fn hash(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::store::Store;
     use super::*;
 
     #[test]
@@ -224,6 +241,35 @@ mod tests {
         assert_eq!(service(&request).unwrap().poll_percent, 0);
         request.poll_percent = Some(30);
         assert_eq!(service(&request).unwrap().poll_percent, 30);
+    }
+
+    #[test]
+    fn only_a_complete_nic_gets_a_process_again() {
+        let directory = std::env::temp_dir().join(format!("bellhop-again-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        let mut store = Store::open(&directory).unwrap().lock().unwrap();
+        let request = NicRequest {
+            mtu: Some(1500),
+            ..NicRequest::new("sw0", SOFTWARE)
+        };
+        let service = service(&request).unwrap();
+        let mut nic = MadeNic::new("sw0", SOFTWARE, None);
+        nic.steps_mut().push(Step::Serve {
+            service: service.clone(),
+        });
+        assert_eq!(to_serve("sw0", &store).unwrap(), None);
+        for (state, expected) in [
+            (State::Making, None),
+            (State::Made, Some(service.clone())),
+            (State::Removing, None),
+        ] {
+            nic.set_state(state);
+            store.keep(&nic).unwrap();
+            let found = to_serve("sw0", &store).unwrap();
+            let expected = expected.map(|service| (nic.clone(), service));
+            assert_eq!(found, expected, "{state:?}");
+        }
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

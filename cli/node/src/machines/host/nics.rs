@@ -226,7 +226,7 @@ impl Machines {
         };
         if let Some(ours) = others.iter().find(|other| is_ours(other)) {
             if ours.state() == State::Made && by_name(&request.name).is_ok() {
-                nics.serve_again(ours)?;
+                nics.serve_again(ours.name(), &mut steps.store)?;
                 return Ok(());
             }
             nics.remove(ours, &mut steps)?;
@@ -282,7 +282,9 @@ impl Machines {
         if nic.state() != State::Made || !nic.is_software() || is_served() {
             return Ok(false);
         }
-        Ok(Nics::open()?.serve_again(nic)?)
+        // Another process may delete the NIC until this one has the lock.
+        let mut store = self.nic_store()?;
+        Ok(Nics::open()?.serve_again(nic.name(), &mut store)?)
     }
 
     /// Creates a NIC that belongs to no VM.
