@@ -254,6 +254,23 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     let kills = kill_each([&split, &packed], 3, |[server, _]| server);
     end_flood(&mut guest, kills * 2 * 64, kills);
     peer.command("echo-off").unwrap();
+
+    // A tap that others delete is created and connected again.
+    for nic in [&split, &packed] {
+        let [_, worker] = nic.processes().unwrap();
+        ip(&format!("link del {}", nic.name()));
+        nic.await_other_worker(worker).unwrap();
+        let port = format!("/sys/class/net/lab-swbr/brif/{}", nic.name());
+        let begin = Instant::now();
+        while !Path::new(&port).exists() {
+            assert!(begin.elapsed() < LIMIT, "{}", nic.log().unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let log = nic.log().unwrap();
+        assert!(log.contains("the tap of the NIC was deleted"), "{log}");
+    }
+    // The bridge learns the carrier of a new port within a second.
+    std::thread::sleep(Duration::from_secs(2));
     let frames = Frames {
         count: 200,
         size: 300,

@@ -63,6 +63,18 @@ enum End {
     Port(xdp::Attachment),
 }
 
+impl End {
+    /// Fails if the tap was deleted. The process that follows this one creates another tap. The
+    /// next worker finds out whether a port was removed.
+    fn check(&self) -> Result<(), Error> {
+        match self {
+            Self::Tap(queues) => queues.iter().take(1).try_for_each(Tap::check),
+            Self::Port(_) => Ok(()),
+        }
+        .map_err(failed)
+    }
+}
+
 /// The files that stay open when a worker ends.
 struct Server<'a> {
     arguments: &'a Arguments,
@@ -116,6 +128,7 @@ impl<'a> Server<'a> {
                 return Ok(());
             }
             ended.map_err(Error::context("cannot watch the worker"))?;
+            self.end.check()?;
             tracing::warn!(nic = self.arguments.name, %status, "another worker serves the NIC");
             if started.elapsed() < SHORT {
                 std::thread::sleep(PAUSE);

@@ -24,7 +24,7 @@ use super::step::Step;
 use super::store::{LockedStore, StoreError};
 use super::wait;
 use crate::MgmtDeviceName;
-use crate::connectivity::Connectivity;
+use crate::connectivity::{Connectivity, Place};
 use crate::error::existing;
 use crate::journal::Outcome;
 use crate::link::{Links, is_interface_name};
@@ -80,7 +80,7 @@ impl Nics {
     /// [`NicError::Server`]: it cannot be started or continued. [`NicError::Store`]: its record
     /// cannot be read.
     pub fn serve_again(&self, name: &str, store: &mut LockedStore) -> Result<bool, NicError> {
-        let Some((_, service)) = to_serve(name, store)? else {
+        let Some((nic, service)) = to_serve(name, store)? else {
             return Ok(false);
         };
         if server::is_served(name).map_err(NicError::Server)? {
@@ -88,6 +88,7 @@ impl Nics {
         }
         if !server::resume(name).map_err(NicError::Server)? {
             self.serve(name, &service)?;
+            connect_again(nic, store)?;
         }
         Ok(true)
     }
@@ -163,6 +164,28 @@ fn to_serve(name: &str, store: &LockedStore) -> Result<Option<(MadeNic, Service)
     };
     let service = nic.service().filter(|_| nic.state() == State::Made);
     Ok(service.cloned().map(|service| (nic, service)))
+}
+
+/// Connects the tap if it is a new one in the place of one that was deleted.
+fn connect_again(mut nic: MadeNic, store: &mut LockedStore) -> Result<(), NicError> {
+    let links = Links::open()?;
+    let Some(attached) = nic.connection() else {
+        return Ok(());
+    };
+    let (Some(wanted), Some(tap)) = (attached.lost(&links)?, attached.interface()) else {
+        return Ok(());
+    };
+    let place = Place::Link(links.link(tap)?);
+    let before = nic.clone();
+    let connected = wanted.attach_noting(&links, &place, &mut |attached| {
+        nic.set_connection(attached);
+        store.keep(&nic)
+    });
+    if connected.is_err() {
+        // The record keeps how the NIC was connected.
+        store.keep(&before).map_err(NicError::Record)?;
+    }
+    Ok(connected.map(drop)?)
 }
 
 /// The settings for the process of a requested NIC.
