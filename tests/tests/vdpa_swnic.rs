@@ -113,6 +113,10 @@ fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
     // A NIC in use stays until its user ends.
     split.signal(Signal::TERM).unwrap();
     std::thread::sleep(Duration::from_millis(500));
+    // The command still has it served meanwhile.
+    let [server, worker] = split.processes().unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    split.await_other_worker(worker).unwrap();
     let frames = Frames {
         count: 100,
         size: 256,
@@ -250,6 +254,23 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     let kills = kill_each([&split, &packed], 3, |[server, _]| server);
     end_flood(&mut guest, kills * 2 * 64, kills);
     peer.command("echo-off").unwrap();
+
+    // A tap that others delete is created and connected again.
+    for nic in [&split, &packed] {
+        let [_, worker] = nic.processes().unwrap();
+        ip(&format!("link del {}", nic.name()));
+        nic.await_other_worker(worker).unwrap();
+        let port = format!("/sys/class/net/lab-swbr/brif/{}", nic.name());
+        let begin = Instant::now();
+        while !Path::new(&port).exists() {
+            assert!(begin.elapsed() < LIMIT, "{}", nic.log().unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let log = nic.log().unwrap();
+        assert!(log.contains("the tap of the NIC was deleted"), "{log}");
+    }
+    // The bridge learns the carrier of a new port within a second.
+    std::thread::sleep(Duration::from_secs(2));
     let frames = Frames {
         count: 200,
         size: 300,
@@ -443,6 +464,21 @@ fn several_queue_pairs_need_a_tap_with_several_queues() {
     }
     ip("link del lab-tap0");
     ip("link del lab-tap1");
+}
+
+#[test]
+fn the_command_ends_when_another_one_deletes_its_nic() {
+    let bridge = Bridge::add("lab-swbr");
+    let nic = Swnic::start("lab-sw0", &["--bridge", bridge.0]).unwrap();
+    let mut delete = Command::new(std::env::var_os("BELLHOP").unwrap());
+    let deleted = delete.args(["nic", "delete", "lab-sw0"]).status().unwrap();
+    assert!(deleted.success());
+    let (status, text) = nic.end().unwrap();
+    assert!(
+        status.success() && text.contains("another process has deleted the NIC"),
+        "{text}"
+    );
+    assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! How many log lines one source may cause.
+//! How many log lines, or other reports, one source may cause.
 //!
 //! Owns the state of one source. It must not know the sources, nor the lines.
 //!

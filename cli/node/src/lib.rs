@@ -33,6 +33,7 @@ mod logs;
 mod machines;
 mod paths;
 mod peers;
+mod remove;
 mod run;
 mod snapshots;
 mod store;

@@ -28,6 +28,7 @@ use vmm::snapshot::format::version_of;
 use crate::error::{Error, ErrorKind, UNUSABLE};
 use crate::machines::spec::VmSpec;
 use crate::paths::Paths;
+use crate::remove::remove_any;
 
 /// The file that describes the VM.
 const ABOUT: &str = "vm.json";
@@ -153,7 +154,7 @@ impl NewSnapshot {
 impl Drop for NewSnapshot {
     fn drop(&mut self) {
         if let Some(directory) = &self.unfinished
-            && let Err(error) = fs::remove_dir_all(directory)
+            && let Err(error) = remove_any(directory)
         {
             let directory = directory.display();
             tracing::warn!(%directory, %error, "cannot delete the rest of a failed snapshot");
@@ -316,7 +317,7 @@ impl Snapshots {
             let message = format!("the snapshot {name} is being written: wait for the operation");
             return Err(Error::conflict("saving", message));
         }
-        fs::remove_dir_all(&directory).map_err(file(&directory))
+        remove_any(&directory).map_err(file(&directory))
     }
 
     /// Deletes the incomplete snapshots of a daemon that was killed. Those that the processes of
@@ -336,7 +337,7 @@ impl Snapshots {
             if !found.is_err_and(|error| error.kind() == IoErrorKind::NotFound) {
                 continue;
             }
-            match fs::remove_dir_all(self.directory(&name)) {
+            match remove_any(&self.directory(&name)) {
                 Ok(()) => tracing::warn!(snapshot = %name, "deleted an incomplete snapshot"),
                 Err(error) => {
                     tracing::warn!(snapshot = %name, %error, "an incomplete snapshot stays");

@@ -19,7 +19,10 @@ use bellhop_common::exit::Code;
 use bellhop_common::listing::{Entry, Format, Layout, Listing};
 use vdpa::vduse::nic::{Configuration, PACKED, PAIRS_MAX};
 use vdpa_mgmt::connectivity::Connectivity;
-use vdpa_mgmt::nic::{MadeNic, NicRequest, Nics, PortQueue, RemoveError, SOFTWARE, Store};
+use vdpa_mgmt::nic::{
+    LockedStore, MadeNic, NicRequest, Nics, PortQueue, RemoveError, SOFTWARE, Store, StoreError,
+    server as processes,
+};
 use vmm::config::MacAddress;
 
 use crate::commands::parse;
@@ -208,26 +211,11 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     // Other processes create NICs meanwhile.
     drop(store);
     let shown = show(arguments, &nics, &nic, format);
+    let mut keeper = Keeper::new(&nics, nic.name());
     if shown.is_ok() {
-        let mut failure = String::new();
-        while signals.received().is_none() {
-            let served = nics.serve_again(&nic);
-            let pause = if served.is_err() { RETRY } else { PAUSE };
-            match served {
-                Ok(false) => {}
-                Ok(true) => tracing::warn!("the process of the NIC was started or continued"),
-                // Each attempt may fail for the same reason.
-                Err(error) if error.to_string() == failure => {}
-                Err(error) => {
-                    failure = error.to_string();
-                    let error: &dyn std::error::Error = &error;
-                    tracing::error!(error, "cannot start the process of the NIC again");
-                }
-            }
-            thread::sleep(pause);
-        }
+        while signals.received().is_none() && keeper.look() {}
     }
-    let deleted = delete(&nics, &nic);
+    let deleted = keeper.delete();
     shown.and(deleted).map(|()| Code::Success)
 }
 
@@ -256,26 +244,85 @@ fn show(arguments: &Arguments, nics: &Nics, nic: &MadeNic, format: Format) -> Re
     listing.print(format).map(drop)
 }
 
-/// Deletes the NIC once no process has it open.
-fn delete(nics: &Nics, nic: &MadeNic) -> Result<(), Error> {
-    let mut is_reported = false;
-    loop {
-        let mut store = Store::open_default()?.lock()?;
-        // The record as it is now: another process may have deleted the NIC.
-        let nic = match store.nic(nic.name()) {
-            Err(vdpa_mgmt::nic::StoreError::NoNic(_)) => return Ok(()),
-            nic => nic?,
-        };
-        match nics.remove(&nic, &mut store) {
-            Err(RemoveError::InUse(error)) => {
-                if !is_reported {
-                    tracing::warn!(%error, "the NIC waits for the end of its use");
-                }
-                is_reported = true;
-            }
-            removed => return Ok(removed?),
+/// Keeps the NIC until it is deleted.
+struct Keeper<'a> {
+    nics: &'a Nics,
+    name: &'a str,
+    /// The last failure. Each attempt may fail for the same reason.
+    failure: String,
+}
+
+impl<'a> Keeper<'a> {
+    fn new(nics: &'a Nics, name: &'a str) -> Self {
+        Self {
+            nics,
+            name,
+            failure: String::new(),
         }
-        drop(store);
-        thread::sleep(PAUSE);
+    }
+
+    /// Starts the process of the NIC again if necessary, and pauses. Returns whether the NIC still
+    /// exists.
+    fn look(&mut self) -> bool {
+        if processes::is_served(self.name).is_ok_and(|served| served) {
+            thread::sleep(PAUSE);
+            return true;
+        }
+        match self.locked() {
+            Ok(None) => {
+                tracing::warn!("another process has deleted the NIC");
+                return false;
+            }
+            Ok(Some((mut store, _))) => self.serve_again(&mut store),
+            Err(error) => self.report(&error),
+        }
+        thread::sleep(RETRY);
+        true
+    }
+
+    /// The records, locked, and that of the NIC as it is now. `None`: another process has deleted
+    /// the NIC.
+    fn locked(&self) -> Result<Option<(LockedStore, MadeNic)>, Error> {
+        let store = Store::open_default()?.lock()?;
+        match store.nic(self.name) {
+            Err(StoreError::NoNic(_)) => Ok(None),
+            nic => Ok(Some((store, nic?))),
+        }
+    }
+
+    fn serve_again(&mut self, store: &mut LockedStore) {
+        match self.nics.serve_again(self.name, store) {
+            Ok(false) => {}
+            Ok(true) => tracing::warn!("the process of the NIC was started or continued"),
+            Err(error) => self.report(&error),
+        }
+    }
+
+    fn report(&mut self, error: &(dyn std::error::Error + 'static)) {
+        let text = error.to_string();
+        if self.failure != text {
+            tracing::error!(error, "cannot start the process of the NIC again");
+            self.failure = text;
+        }
+    }
+
+    /// Deletes the NIC once no process has it open. Its user has it served until then.
+    fn delete(&mut self) -> Result<(), Error> {
+        let mut is_reported = false;
+        while let Some((mut store, nic)) = self.locked()? {
+            match self.nics.remove(&nic, &mut store) {
+                Err(RemoveError::InUse(error)) => {
+                    if !is_reported {
+                        tracing::warn!(%error, "the NIC waits for the end of its use");
+                    }
+                    is_reported = true;
+                    self.serve_again(&mut store);
+                }
+                removed => return Ok(removed?),
+            }
+            drop(store);
+            thread::sleep(PAUSE);
+        }
+        Ok(())
     }
 }

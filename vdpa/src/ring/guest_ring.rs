@@ -39,6 +39,18 @@ impl GuestRing {
         })
     }
 
+    /// Has a packed ring show its position again if the device before was killed while it used
+    /// several entries together. No device may work on the ring.
+    ///
+    /// # Errors
+    /// Guest memory cannot be used.
+    pub(crate) fn take_back(&self) -> Result<(), Error> {
+        match self {
+            Self::Split(_) => Ok(()),
+            Self::Packed(ring) => ring.take_back(),
+        }
+    }
+
     /// The position for a device that takes over the ring, from the ring's memory alone.
     ///
     /// # Errors

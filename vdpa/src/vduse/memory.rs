@@ -33,11 +33,33 @@ const UNTRACKED: NonZeroUsize = match NonZeroUsize::new(1 << 30) {
     None => NonZeroUsize::MIN,
 };
 
+/// The kernel's number of hugetlbfs (linux/magic.h).
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+
 /// A file, by its identity in the kernel.
 #[derive(Debug, Clone)]
 struct Known {
     identity: (u64, u64),
     file: Arc<File>,
+    /// Bytes of a page: the kernel maps no part of a reserved huge one.
+    page: u64,
+}
+
+impl Known {
+    fn new(identity: (u64, u64), file: File) -> Result<Self, Error> {
+        // The block size of the file itself is no help: with transparent huge pages it is that of
+        // a huge page, too.
+        let system = rustix::fs::fstatfs(&file).map_err(cannot_map)?;
+        let page = match system.f_type {
+            HUGETLBFS_MAGIC => u64::try_from(system.f_bsize).map_err(cannot_map)?,
+            _ => PAGE_SIZE,
+        };
+        Ok(Self {
+            identity,
+            file: Arc::new(file),
+            page,
+        })
+    }
 }
 
 /// A mapping with its region.
@@ -67,7 +89,7 @@ impl Mappings {
     /// Replaces all mappings with those that the kernel has now. `None`: there are none.
     ///
     /// # Errors
-    /// A mapping is not of whole pages, overlaps another one, or cannot be mapped here; or there
+    /// A mapping is not of whole pages of its file, overlaps another one, or cannot be mapped here; or there
     /// are more than [`MAPPINGS_MAX`]. None is left then.
     pub fn read(&mut self, device: &Device) -> Result<Option<DeviceMemory>, Error> {
         self.replace(|from| device.mapping(from))
@@ -142,14 +164,20 @@ impl Mappings {
             .and_then(|size| usize::try_from(size).ok())
             .ok_or_else(invalid)?;
         let identity = (metadata.dev(), metadata.ino());
-        let files = self.files.iter().chain(&before.files);
-        let known = files
-            .into_iter()
-            .find(|known| known.identity == identity)
-            .map_or_else(|| Arc::new(file), |known| Arc::clone(&known.file));
+        let mut files = self.files.iter().chain(&before.files);
+        let known = match files.find(|known| known.identity == identity) {
+            Some(known) => known.clone(),
+            None => Known::new(identity, file)?,
+        };
+        if !(mapping.start | mapping.offset | size as u64).is_multiple_of(known.page) {
+            return Err(Error::other(format!(
+                "the driver maps a part of a reserved huge page: use the NIC without an IOMMU in \
+                 the guest, or give the guest no reserved huge pages (mapping {:#x}-{:#x})",
+                mapping.start, mapping.last
+            )));
+        }
         if !self.files.iter().any(|other| other.identity == identity) {
-            let file = Arc::clone(&known);
-            self.files.push(Known { identity, file });
+            self.files.push(known.clone());
         }
         let same = before
             .entries
@@ -167,7 +195,7 @@ impl Mappings {
                 };
                 let region =
                     MmapRegionBuilder::new_with_bitmap(size, AtomicBitmap::new(size, UNTRACKED))
-                        .with_file_offset(FileOffset::from_arc(known, mapping.offset))
+                        .with_file_offset(FileOffset::from_arc(known.file, mapping.offset))
                         .with_mmap_prot(protection)
                         .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
                         .build()

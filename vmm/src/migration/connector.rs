@@ -31,6 +31,9 @@ use crate::{Error, ErrorKind};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the destination may take to accept a connection at one of its addresses.
 const CONNECT: Duration = Duration::from_secs(10);
+/// How long the VMM may wait before its next request. It opens all connections at the beginning, so
+/// one that keeps the socket afterwards gets no further connection and holds no thread.
+const IDLE: Duration = Duration::from_secs(120);
 /// The answer for an error without a number, such as an unknown host name.
 const UNKNOWN: u8 = u8::MAX;
 
@@ -89,7 +92,7 @@ impl Connector {
 }
 
 /// Starts a thread that opens connections to `endpoint`. Returns the socket of the VMM's
-/// [`Connector`]. The thread ends when that is closed.
+/// [`Connector`]. The thread ends when that is closed, or asks for nothing for two minutes.
 ///
 /// # Errors
 /// The process has no socket or thread left.
@@ -106,6 +109,7 @@ pub fn serve(endpoint: Endpoint) -> io::Result<OwnedFd> {
 }
 
 fn answer(mut socket: &UnixStream, endpoint: &Endpoint) -> io::Result<()> {
+    socket.set_read_timeout(Some(IDLE))?;
     for _ in 0..CONNECTIONS_MAX {
         socket.read_exact(&mut [0])?;
         let opened = open(endpoint, CONNECT).inspect_err(|error| {

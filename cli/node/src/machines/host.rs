@@ -7,7 +7,7 @@ mod nics;
 
 use std::fmt;
 use std::fs::{self, DirBuilder};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -41,6 +41,7 @@ use super::vmm::{MIGRATION, SOON, START, Vmm};
 use crate::error::{Error, UNUSABLE};
 use crate::logs;
 use crate::peers::Peer;
+use crate::remove::remove_any;
 use crate::store::VMS;
 
 /// The time limit for a process to listen.
@@ -246,18 +247,6 @@ fn make_directory(path: &Path) -> Result<(), Error> {
         .map_err(file(path))
 }
 
-fn remove_directory(path: &Path) -> Result<(), Error> {
-    unless_gone(fs::remove_dir_all(path)).map_err(file(path))
-}
-
-/// Treats a missing file as success.
-fn unless_gone(removed: io::Result<()>) -> io::Result<()> {
-    removed.or_else(|error| match error.kind() {
-        ErrorKind::NotFound => Ok(()),
-        _ => Err(error),
-    })
-}
-
 fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
     Error::context(format!("cannot use {}", path.display()))
 }
@@ -381,8 +370,10 @@ impl Host for Machines {
     }
 
     fn remove_directories(&self, vm: &VmName) -> Result<(), Error> {
-        remove_directory(&self.paths.runtime_of(vm))?;
-        remove_directory(&self.paths.state_of(vm))
+        let directories = [self.paths.runtime_of(vm), self.paths.state_of(vm)];
+        directories
+            .iter()
+            .try_for_each(|path| remove_any(path).map_err(file(path)))
     }
 
     fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
@@ -475,7 +466,8 @@ impl Host for Machines {
             self.paths.console_socket(vm),
             self.paths.migration_socket(vm),
         ] {
-            unless_gone(fs::remove_file(&socket)).map_err(file(&socket))?;
+            // The process may have made it a directory.
+            remove_any(&socket).map_err(file(&socket))?;
         }
         Ok(())
     }

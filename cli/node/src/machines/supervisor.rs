@@ -31,11 +31,13 @@ use std::os::fd::AsFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 
 use bellhop_api::machine::{AlarmInfo, End, EndReason, NicSummary, PlugPhase, VmStatus};
+use bellhop_common::log_rate::{LineSource, Rate};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use vdpa::causes::in_one_line;
 
 use super::change::{ALARM_DETAIL_MAX, ALARMS_MAX, DEVICE_NAME_MAX};
+use super::operations::cut;
 use super::process::{Identity, Process};
 use super::record::Phase;
 use super::spec::{DeviceId, NicId, NicSpec, VmName};
@@ -53,6 +55,13 @@ const CALM: Duration = Duration::from_secs(60);
 const LAST_WORD: Duration = Duration::from_millis(500);
 /// How long the watch pauses after a process did not answer.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// How many changes a VM may report. A captured VMM can report without end, which would use up the
+/// daemon's processor and drop the events of other VMs from the history.
+const REPORTS: Rate = Rate {
+    burst: 200,
+    interval: Duration::from_secs(1),
+};
 
 /// The interval of queries to a VM that was sent elsewhere.
 const MIGRATION: Duration = Duration::from_secs(1);
@@ -251,7 +260,7 @@ fn revive(machines: &Machines, entry: &VmEntry) -> Next {
                 error = &error as &dyn std::error::Error,
                 "cannot restart a VM; retrying later"
             );
-            machines.publish(entry.name(), Change::NotStarted(in_one_line(&error)));
+            machines.publish(entry.name(), Change::NotStarted(cut(&in_one_line(&error))));
             late_process(entry, false).map_or(Next::Again, Next::Watch)
         }
     }
@@ -353,6 +362,7 @@ async fn follow(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identi
     let mut answer = vmm.status().await;
     let mut alarms: Vec<AlarmInfo> = Vec::new();
     let mut removed = BTreeSet::new();
+    let mut reports = LineSource::new(Instant::now());
     loop {
         let since = match answer {
             Ok(mut status) => {
@@ -367,6 +377,7 @@ async fn follow(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identi
                         .filter(|detail| detail.len() <= ALARM_DETAIL_MAX);
                 }
                 for change in alarm_changes(&alarms, &status) {
+                    admitted(&mut reports).await;
                     machines.publish(entry.name(), change);
                 }
                 alarms.clone_from(&status.alarms);
@@ -384,7 +395,7 @@ async fn follow(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identi
                 failed_over(machines, entry, &status.nics).await;
                 removed = devices_removed(machines, entry, &status.nics, &removed).await;
                 if let Some(end) = &status.end {
-                    return end.clone();
+                    return End::new(end.reason, cut(&end.detail));
                 }
                 status.generation
             }
@@ -406,7 +417,15 @@ async fn follow(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identi
                 0
             }
         };
+        admitted(&mut reports).await;
         answer = vmm.watch(since).await;
+    }
+}
+
+/// Waits until the VM may cause another report.
+async fn admitted(reports: &mut LineSource) {
+    while reports.admit(REPORTS, Instant::now()).is_none() {
+        tokio::time::sleep(REPORTS.interval).await;
     }
 }
 

@@ -11,6 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use vmm::http::budget::Budget;
 
+use super::operations::cut;
 use super::process::Identity;
 use super::record::Record;
 use super::spec::{VmName, VmSpec};
@@ -147,7 +148,7 @@ impl VmEntry {
     /// Records the program that its process reports.
     pub(crate) fn is_of(&self, identity: Identity, who: &Handshake) {
         self.update(identity, |live| {
-            live.version = Some(who.version.clone());
+            live.version = Some(cut(&who.version));
             live.api = Some(who.api);
         });
     }

@@ -97,11 +97,14 @@ pub(crate) fn unformed(source: axum::http::Error) -> Error {
 
 const BAD_ANSWER: ErrorKind = ErrorKind::Answer(StatusCode::BAD_GATEWAY, "bad_answer");
 
+/// The longest text of a refusal, in characters: the process may be hostile.
+const TEXT_MAX: usize = 4096;
+
 /// A refusal in the words of the VM's process.
 fn refused(status: StatusCode, body: ErrorBody) -> Error {
     let code = CODES.iter().find(|code| **code == body.code);
     let kind = ErrorKind::Refused(status, code.copied().unwrap_or("refused"));
-    let error = Error::new(kind, body.message);
+    let error = Error::new(kind, short(&body.message));
     match causes(&body.causes) {
         Some(cause) => error.because(cause),
         None => error,
@@ -113,12 +116,16 @@ fn causes(texts: &[String]) -> Option<Error> {
     const CAUSES_MAX: usize = 16;
     let texts = texts.get(..CAUSES_MAX).unwrap_or(texts);
     texts.iter().rev().fold(None, |source, text| {
-        let error = Error::failed(text);
+        let error = Error::failed(short(text));
         Some(match source {
             Some(source) => error.because(source),
             None => error,
         })
     })
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(TEXT_MAX).collect()
 }
 
 impl From<ClientError> for Error {

@@ -344,10 +344,15 @@ impl Machines {
             let path = place.path().to_owned();
             let written = vmm.snapshot(&SnapshotRequest { path }).await;
             machines.hide_soon(&name, place.files()).await;
-            let written = written?;
-            let path = place.complete()?;
+            // The file system may be slow, and a failed snapshot may have many files to delete.
+            let keep = move || {
+                let written = written?;
+                let path = place.complete()?;
+                Ok::<_, Error>(SnapshotInfo { path, ..written })
+            };
+            let kept = tokio::task::spawn_blocking(keep);
             Ok(Some(OperationResult {
-                snapshot: Some(SnapshotInfo { path, ..written }),
+                snapshot: Some(kept.await.map_err(unfinished)??),
                 ..OperationResult::default()
             }))
         };

@@ -63,6 +63,18 @@ enum End {
     Port(xdp::Attachment),
 }
 
+impl End {
+    /// Fails if the tap was deleted. The process that follows this one creates another tap. The
+    /// next worker finds out whether a port was removed.
+    fn check(&self) -> Result<(), Error> {
+        match self {
+            Self::Tap(queues) => queues.iter().take(1).try_for_each(Tap::check),
+            Self::Port(_) => Ok(()),
+        }
+        .map_err(failed)
+    }
+}
+
 /// The files that stay open when a worker ends.
 struct Server<'a> {
     arguments: &'a Arguments,
@@ -82,7 +94,7 @@ impl<'a> Server<'a> {
         let left = Control::exists(name).then(|| reopen(name));
         let left = left.transpose().map_err(failed)?;
         let mut configuration = arguments.configuration();
-        let end = open(arguments, &mut configuration)?;
+        let end = open(arguments, &mut configuration, left.is_some())?;
         let (created, device) = if let Some(device) = left {
             (control.adopt(name), device)
         } else {
@@ -116,6 +128,7 @@ impl<'a> Server<'a> {
                 return Ok(());
             }
             ended.map_err(Error::context("cannot watch the worker"))?;
+            self.end.check()?;
             tracing::warn!(nic = self.arguments.name, %status, "another worker serves the NIC");
             if started.elapsed() < SHORT {
                 std::thread::sleep(PAUSE);
@@ -197,8 +210,13 @@ impl<'a> Server<'a> {
     }
 }
 
-/// Opens the tap or the port, and leaves out the features that it lacks.
-fn open(arguments: &Arguments, configuration: &mut Configuration) -> Result<End, Error> {
+/// Opens the tap or the port, and leaves out the features that it lacks. A device that another
+/// process left has its features already.
+fn open(
+    arguments: &Arguments,
+    configuration: &mut Configuration,
+    is_left: bool,
+) -> Result<End, Error> {
     if let Some(PortQueue { interface, queue }) = arguments.port() {
         configuration.features &= !OFFLOADS;
         let Configuration { mac, mtu, .. } = *configuration;
@@ -208,7 +226,10 @@ fn open(arguments: &Arguments, configuration: &mut Configuration) -> Result<End,
     let tap = arguments.tap.as_deref().unwrap_or(&arguments.name);
     let queues = Tap::open(tap, arguments.queue_pairs).map_err(failed)?;
     if let Some(first) = queues.first() {
-        configuration.features &= !first.missing_features();
+        // The question changes the offloads, and a driver has chosen them already.
+        if !is_left {
+            configuration.features &= !first.missing_features();
+        }
         if arguments.own_tap {
             first.set_persistent(true).map_err(failed)?;
         }

@@ -11,6 +11,17 @@ use crate::journal::Journal as _;
 use crate::link::{Link, Links, PortVlan, VlanId};
 use crate::sriov::{Vlan, VlanProtocol};
 
+impl Attached {
+    /// The connection of an interface that no longer exists, for another one in its place. `None`:
+    /// it exists, or nothing was changed for it.
+    ///
+    /// # Errors
+    /// The bridge no longer exists, or the kernel cannot be asked.
+    pub(crate) fn lost(&self, links: &Links) -> Result<Option<Connectivity>, ConnectivityError> {
+        lost(links, self)
+    }
+}
+
 impl Connectivity {
     /// Connects the function at this place. Settings that are correct already stay unchanged; the
     /// record has the changes.
@@ -95,6 +106,29 @@ pub(super) fn attach(
         Ok(()) => Ok(attaching.attached),
         Err(error) => Err(attaching.roll_back_after(error)),
     }
+}
+
+pub(super) fn lost(
+    kernel: &impl Kernel,
+    attached: &Attached,
+) -> Result<Option<Connectivity>, ConnectivityError> {
+    let Subject::Link { index, .. } = &attached.subject else {
+        return Ok(None);
+    };
+    let link = existing(kernel.link_at(*index))?;
+    if attached.changes.is_empty() || link.is_some_and(|link| attached.subject.is(&link)) {
+        return Ok(None);
+    }
+    let mut wanted = Connectivity::default();
+    for change in &attached.changes {
+        match change {
+            Change::Mtu { after, .. } => wanted.mtu = Some(*after),
+            Change::Bridge { index } => wanted.bridge = Some(kernel.link_at(*index)?.name),
+            Change::VlanAdded { after, .. } => wanted.vlan = Some(after.vlan),
+            Change::VlanRemoved { .. } | Change::Up | Change::FunctionVlan { .. } => {}
+        }
+    }
+    Ok(Some(wanted))
 }
 
 /// The requested bridge, if it is suitable for that link.

@@ -9,6 +9,7 @@ use vdpa::vduse::nic::PAIRS_MAX;
 use super::phase::Phase;
 use super::record::BadOwner;
 use super::step::Step;
+use super::store::StoreError;
 use super::taken::Taken;
 use crate::connectivity::ConnectivityError;
 use crate::devlink::{Handle, PortHandle};
@@ -151,6 +152,9 @@ pub enum NicError {
     /// The observer interrupted the operation.
     #[error("interrupted")]
     Interrupted,
+    /// The record could not be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The record could not be stored.
     #[error("cannot store the record of the steps")]
     Record(#[source] io::Error),

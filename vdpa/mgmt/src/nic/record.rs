@@ -105,6 +105,13 @@ impl MadeNic {
         })
     }
 
+    pub(super) fn connection(&self) -> Option<&Attached> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Connect { attached } => Some(attached),
+            _ => None,
+        })
+    }
+
     pub(super) fn set_state(&mut self, state: State) {
         self.state = state;
     }

@@ -16,13 +16,15 @@ use super::connect::Subject;
 use super::error::NicError;
 use super::making::Making;
 use super::nics::Nics;
-use super::record::MadeNic;
+use super::observer::Observer as _;
+use super::record::{MadeNic, State};
 use super::request::NicRequest;
 use super::server::{self, Service};
 use super::step::Step;
+use super::store::{LockedStore, StoreError};
 use super::wait;
 use crate::MgmtDeviceName;
-use crate::connectivity::Connectivity;
+use crate::connectivity::{Connectivity, Place};
 use crate::error::existing;
 use crate::journal::Outcome;
 use crate::link::{Links, is_interface_name};
@@ -72,17 +74,21 @@ impl Nics {
     /// Starts the processes of a NIC again, if it should have one and has none: it was killed. One
     /// that is stopped continues. The guest does not notice. Returns whether this did something.
     ///
+    /// The lock of `store` keeps others from deleting the NIC meanwhile.
+    ///
     /// # Errors
-    /// [`NicError::Server`]: it cannot be started or continued.
-    pub fn serve_again(&self, nic: &MadeNic) -> Result<bool, NicError> {
-        let Some(service) = nic.service() else {
+    /// [`NicError::Server`]: it cannot be started or continued. [`NicError::Store`]: its record
+    /// cannot be read.
+    pub fn serve_again(&self, name: &str, store: &mut LockedStore) -> Result<bool, NicError> {
+        let Some((nic, service)) = to_serve(name, store)? else {
             return Ok(false);
         };
-        if server::is_served(nic.name()).map_err(NicError::Server)? {
+        if server::is_served(name).map_err(NicError::Server)? {
             return Ok(false);
         }
-        if !server::resume(nic.name()).map_err(NicError::Server)? {
-            self.serve(nic.name(), service)?;
+        if !server::resume(name).map_err(NicError::Server)? {
+            self.serve(name, &service)?;
+            connect_again(nic, store)?;
         }
         Ok(true)
     }
@@ -149,6 +155,39 @@ impl Making<'_> {
     }
 }
 
+/// The record of a complete NIC, with the settings for its process. Others have none, or none any
+/// more.
+fn to_serve(name: &str, store: &LockedStore) -> Result<Option<(MadeNic, Service)>, StoreError> {
+    let nic = match store.nic(name) {
+        Err(StoreError::NoNic(_)) => return Ok(None),
+        nic => nic?,
+    };
+    let service = nic.service().filter(|_| nic.state() == State::Made);
+    Ok(service.cloned().map(|service| (nic, service)))
+}
+
+/// Connects the tap if it is a new one in the place of one that was deleted.
+fn connect_again(mut nic: MadeNic, store: &mut LockedStore) -> Result<(), NicError> {
+    let links = Links::open()?;
+    let Some(attached) = nic.connection() else {
+        return Ok(());
+    };
+    let (Some(wanted), Some(tap)) = (attached.lost(&links)?, attached.interface()) else {
+        return Ok(());
+    };
+    let place = Place::Link(links.link(tap)?);
+    let before = nic.clone();
+    let connected = wanted.attach_noting(&links, &place, &mut |attached| {
+        nic.set_connection(attached);
+        store.keep(&nic)
+    });
+    if connected.is_err() {
+        // The record keeps how the NIC was connected.
+        store.keep(&before).map_err(NicError::Record)?;
+    }
+    Ok(connected.map(drop)?)
+}
+
 /// The settings for the process of a requested NIC.
 fn service(request: &NicRequest) -> Result<Service, NicError> {
     let bridge = request
@@ -205,6 +244,7 @@ fn hash(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::store::Store;
     use super::*;
 
     #[test]
@@ -224,6 +264,35 @@ mod tests {
         assert_eq!(service(&request).unwrap().poll_percent, 0);
         request.poll_percent = Some(30);
         assert_eq!(service(&request).unwrap().poll_percent, 30);
+    }
+
+    #[test]
+    fn only_a_complete_nic_gets_a_process_again() {
+        let directory = std::env::temp_dir().join(format!("bellhop-again-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        let mut store = Store::open(&directory).unwrap().lock().unwrap();
+        let request = NicRequest {
+            mtu: Some(1500),
+            ..NicRequest::new("sw0", SOFTWARE)
+        };
+        let service = service(&request).unwrap();
+        let mut nic = MadeNic::new("sw0", SOFTWARE, None);
+        nic.steps_mut().push(Step::Serve {
+            service: service.clone(),
+        });
+        assert_eq!(to_serve("sw0", &store).unwrap(), None);
+        for (state, expected) in [
+            (State::Making, None),
+            (State::Made, Some(service.clone())),
+            (State::Removing, None),
+        ] {
+            nic.set_state(state);
+            store.keep(&nic).unwrap();
+            let found = to_serve("sw0", &store).unwrap();
+            let expected = expected.map(|service| (nic.clone(), service));
+            assert_eq!(found, expected, "{state:?}");
+        }
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

@@ -157,6 +157,14 @@ impl Store {
     /// [`StoreError::Malformed`], [`StoreError::Version`] or [`StoreError::File`] of the first that
     /// cannot be read.
     pub fn nics(&self) -> Result<Vec<MadeNic>, StoreError> {
+        self.each()?.into_iter().collect()
+    }
+
+    /// Each record, by name, or the reason why it cannot be read.
+    ///
+    /// # Errors
+    /// [`StoreError::File`]: the directory cannot be read.
+    pub fn each(&self) -> Result<Vec<Result<MadeNic, StoreError>>, StoreError> {
         let error = |source| file_error(&self.directory, source);
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.directory).map_err(error)? {
@@ -165,16 +173,10 @@ impl Store {
             names.extend(name.map(str::to_owned));
         }
         names.sort();
-        let mut nics = Vec::new();
-        for name in names {
-            match self.nic(&name) {
-                Ok(nic) => nics.push(nic),
-                // It was removed meanwhile.
-                Err(StoreError::NoNic(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(nics)
+        let records = names.iter().map(|name| self.nic(name));
+        // Some were removed meanwhile.
+        let records = records.filter(|record| !matches!(record, Err(StoreError::NoNic(_))));
+        Ok(records.collect())
     }
 
     /// The record of one NIC.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::RingFormat;
 use super::super::guest::{Areas, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE};
-use super::ring_position::ring_position;
+use super::ring_position::{ring_position, unfinished};
 use super::{
     DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH, Position, base_of,
 };
@@ -111,6 +111,30 @@ impl GuestRing {
             }
         }
         Ok(base_of(available, used))
+    }
+
+    /// Makes entries available again that a device was about to use together when it ended
+    /// ([`unfinished`]). The driver has not seen them: it waits for the first of them. Their
+    /// addresses and ids are those of the driver. Their lengths may be those of the device, which
+    /// are at most the buffers'. An empty one ends as a chain without bytes, and the ring breaks.
+    ///
+    /// # Errors
+    /// Guest memory cannot be used.
+    pub(crate) fn take_back(&self) -> Result<(), Error> {
+        let last = self.size - 1;
+        let flags = std::iter::once(last).chain(0..self.size).map(|index| {
+            let address = self.entry(index) + DESCRIPTOR_FLAGS;
+            self.load(address, Ordering::Acquire)
+        });
+        let flags = flags.collect::<Result<Vec<u16>, _>>()?;
+        for (index, flags) in unfinished(&flags) {
+            self.store(
+                self.entry(index) + DESCRIPTOR_FLAGS,
+                flags,
+                Ordering::Release,
+            )?;
+        }
+        Ok(())
     }
 
     /// Whether a device that began at `base` has used anything since. Its first used descriptor is

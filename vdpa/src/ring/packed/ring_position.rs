@@ -107,6 +107,43 @@ pub(super) fn ring_position(flags: &[u16]) -> Result<(Position, Position), Error
     Ok((available, used))
 }
 
+/// The entries that a device was about to use together when it ended, so that the first of them is
+/// still available, with the flags that make them available again.
+///
+/// The device writes the flags from the last entry to the first. So these are used in the lap of
+/// the available entry before them. In any other ring, the lap of a used entry is another one, also
+/// while the driver adds. `flags` begin with those of the last entry, read before the others.
+pub(super) fn unfinished(flags: &[u16]) -> Vec<(u16, u16)> {
+    let mut found = Vec::new();
+    if flags.iter().any(|flags| flags & DESCRIPTOR_F_NEXT != 0) {
+        // The ring does not show its position then.
+        return found;
+    }
+    let Some((&last, entries)) = flags.split_first() else {
+        return found;
+    };
+    let mut before = Entry::of(last);
+    // A second time, for a run that begins at the end of the ring.
+    for _ in 0..2 {
+        for (index, &flags) in (0..=u16::MAX).zip(entries) {
+            let mut entry = Entry::of(flags);
+            if let Entry::Available(lap) = before {
+                let lap = lap ^ (index == 0);
+                if entry == Entry::Used(lap) {
+                    let position = Position { index, wrap: lap };
+                    let other = flags & !(DESCRIPTOR_F_AVAIL | DESCRIPTOR_F_USED);
+                    found.push((index, other | position.available_flags()));
+                    entry = Entry::Available(lap);
+                }
+            }
+            before = entry;
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
 /// From the entry `index` on, the flags are not those of a device that works in order.
 fn no_pattern(index: u16) -> Error {
     Error::other(format!(

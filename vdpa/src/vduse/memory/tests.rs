@@ -76,6 +76,28 @@ fn a_read_only_mapping_is_never_written() {
 }
 
 #[test]
+fn parts_of_reserved_huge_pages_are_refused() {
+    let huge = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let file = File::from(memfd_create("vduse-huge", huge).unwrap());
+    file.set_len(2 << 21).unwrap();
+    let mut mappings = Mappings::default();
+    for part in [
+        entry(512, 1, 0, 3),
+        entry(512, 512, 1, 3),
+        entry(1, 512, 0, 3),
+        entry(512, 513, 0, 3),
+    ] {
+        let error = mappings.replace(find(&[part], &file)).unwrap_err();
+        assert!(error.to_string().contains("huge page"), "{error}");
+        assert!(mappings.entries.is_empty() && mappings.files.is_empty());
+    }
+    // Nothing is reserved here, so the kernel may map it without pages behind.
+    mappings
+        .replace(find(&[entry(512, 512, 512, 3)], &file))
+        .unwrap();
+}
+
+#[test]
 fn hostile_mappings_are_refused_and_leave_none() {
     let file = file(8);
     let good = entry(1, 1, 0, 3);

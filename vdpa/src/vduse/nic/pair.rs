@@ -238,7 +238,11 @@ impl Pair {
         }
         let base = match begin {
             Begin::AtBase => info.base.at_used(),
-            Begin::WhereTheRingIs => self.ring(&info, features)?.used_position()?,
+            Begin::WhereTheRingIs => {
+                let ring = self.ring(&info, features)?;
+                ring.take_back()?;
+                ring.used_position()?
+            }
         };
         if let Some(queue) = self.queues.get_mut(index) {
             queue.info = Some(QueueInfo { base, ..info });

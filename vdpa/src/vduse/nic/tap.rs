@@ -153,6 +153,19 @@ impl Tap {
         files.into_iter().zip(positions).map(tap).collect()
     }
 
+    /// Checks that the tap of this queue, its first one, exists.
+    ///
+    /// # Errors
+    /// The tap was deleted. Its files are useless then.
+    pub fn check(queue: impl AsFd) -> Result<(), Error> {
+        let mut request = with_flags(0);
+        // SAFETY: there is no safe interface to ioctls. The kernel writes one `ifreq`, which is
+        // exclusively borrowed during the call.
+        let found =
+            unsafe { libc::ioctl(queue.as_fd().as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
+        check(found).map_err(Error::context("the tap of the NIC was deleted"))
+    }
+
     /// Whether the tap stays without a process that has it open.
     ///
     /// # Errors

@@ -438,6 +438,7 @@ const SOFTWARE_NIC: Calls = calls! {
     SYS_epoll_pwait => "the event loop on a kernel without epoll_pwait2";
     SYS_eventfd2 => "kicks of a queue";
     SYS_madvise [one_of(2, &[bits(MADV_HUGEPAGE)])] => "the driver's memory";
+    SYS_fstatfs => "whether the driver's memory has reserved huge pages";
     SYS_sendto [one_of(2, &[0]), one_of(3, &[bits(MSG_DONTWAIT)]), is(4, Test::Null)] =>
         "an AF_XDP socket is woken for frames to transmit; no data is sent";
     SYS_recvfrom [one_of(2, &[0]), one_of(3, &[bits(MSG_DONTWAIT)])] =>

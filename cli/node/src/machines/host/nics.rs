@@ -119,12 +119,7 @@ impl Machines {
 
     /// The records of created NICs by device name, without those that cannot be read.
     pub(crate) fn created_nics(&self) -> BTreeMap<String, MadeNic> {
-        let all = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
-        let all = all.unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot read the records of NICs");
-            Vec::new()
-        });
-        all.into_iter()
+        readable(&self.paths.nics())
             .map(|nic| (nic.name().to_owned(), nic))
             .collect()
     }
@@ -231,7 +226,7 @@ impl Machines {
         };
         if let Some(ours) = others.iter().find(|other| is_ours(other)) {
             if ours.state() == State::Made && by_name(&request.name).is_ok() {
-                nics.serve_again(ours)?;
+                nics.serve_again(ours.name(), &mut steps.store)?;
                 return Ok(());
             }
             nics.remove(ours, &mut steps)?;
@@ -267,15 +262,9 @@ impl Machines {
     /// stopped. Their guests do not notice.
     pub(crate) fn serve_nics_again(&self) {
         let _one = self.nics.lock();
-        let served = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
-        let mut served = served.unwrap_or_default();
-        served.retain(|nic| {
-            let is_served = || nic::server::is_served(nic.name()).is_ok_and(|served| served);
-            nic.state() == State::Made && nic.is_software() && !is_served()
-        });
-        for nic in served {
+        for nic in readable(&self.paths.nics()) {
             let name = nic.name();
-            match Nics::open().and_then(|nics| nics.serve_again(&nic)) {
+            match self.serve_again(&nic) {
                 Ok(false) => {}
                 Ok(true) => tracing::warn!(nic = name, "started or continued the process of a NIC"),
                 Err(error) => tracing::error!(
@@ -285,6 +274,17 @@ impl Machines {
                 ),
             }
         }
+    }
+
+    /// The same for one NIC. Returns whether this did something.
+    fn serve_again(&self, nic: &MadeNic) -> Result<bool, Error> {
+        let is_served = || nic::server::is_served(nic.name()).is_ok_and(|served| served);
+        if nic.state() != State::Made || !nic.is_software() || is_served() {
+            return Ok(false);
+        }
+        // Another process may delete the NIC until this one has the lock.
+        let mut store = self.nic_store()?;
+        Ok(Nics::open()?.serve_again(nic.name(), &mut store)?)
     }
 
     /// Creates a NIC that belongs to no VM.
@@ -334,6 +334,19 @@ impl Machines {
     }
 }
 
+/// The records of NICs in this directory. One that cannot be read is logged, and affects no other.
+fn readable(directory: &Path) -> impl Iterator<Item = MadeNic> {
+    let records = nic::Store::open(directory).and_then(|store| store.each());
+    let records = records.unwrap_or_else(|error| vec![Err(error)]);
+    records.into_iter().filter_map(|record| {
+        let logged = record.inspect_err(|error| {
+            let error: &dyn std::error::Error = error;
+            tracing::error!(error, "cannot read a record of a NIC");
+        });
+        logged.ok()
+    })
+}
+
 /// The error for records of NICs that cannot be used: always a failure of the host.
 fn unread(error: nic::StoreError) -> Error {
     Error::transparent(HOST_FAILED, error)
@@ -375,6 +388,27 @@ fn device_at(path: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_that_cannot_be_read_hides_no_other() {
+        let directory = std::env::temp_dir().join(format!("bellhop-read-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        nic::Store::open(&directory).unwrap();
+        let put = |name: &str, version| {
+            let record = serde_json::json!({
+                "version": version, "name": name, "from": "software", "state": "made", "steps": [],
+            });
+            fs::write(directory.join(format!("{name}.json")), record.to_string()).unwrap();
+        };
+        put("a", 1);
+        put("b", 2);
+        put("c", 1);
+        let names: Vec<String> = readable(&directory)
+            .map(|nic| nic.name().to_owned())
+            .collect();
+        assert_eq!(names, ["a", "c"]);
+        fs::remove_dir_all(&directory).unwrap();
+    }
 
     #[test]
     fn other_files_are_no_device() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::ring_position::ring_position;
+use super::super::ring_position::{ring_position, unfinished};
 use super::*;
 
 /// A position counted from the ring's beginning.
@@ -37,6 +37,80 @@ fn every_fill_in_every_lap_is_reported() {
                 let told = ring_position(&flags(size, used, fill)).unwrap();
                 assert_eq!(told, expected, "size {size}, used {used}, fill {fill}");
             }
+        }
+    }
+}
+
+/// A device that ends after each of its writes of flags has used none of the entries.
+#[test]
+fn entries_of_a_device_that_ended_are_available_again() {
+    for size in 1..=9u16 {
+        let lap = u32::from(size);
+        for used in 0..=2 * lap {
+            for fill in 0..=lap {
+                let honest = flags(size, used, fill);
+                for together in 0..=fill {
+                    // All but the first entry, from the last one on.
+                    for first in 1..=together {
+                        let mut read = honest.clone();
+                        for place in used + first..used + together {
+                            let at = position(place, size);
+                            read[usize::from(at.index)] = at.used_flags() | DESCRIPTOR_F_WRITE;
+                        }
+                        read.insert(0, *read.last().unwrap());
+                        let changed = unfinished(&read);
+                        let expected = usize::try_from(together - first).unwrap();
+                        assert_eq!(changed.len(), expected, "{size} {used} {fill} {read:x?}");
+                        for (index, flags) in changed {
+                            let expected = honest[usize::from(index)] | DESCRIPTOR_F_WRITE;
+                            assert_eq!(flags, expected);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The next device gets the buffers again, of which the driver has seen none.
+#[test]
+fn a_ring_of_a_killed_device_shows_its_position() {
+    for (round, first) in (0..8).flat_map(|round| [(round, 1), (round, 2), (round, 3)]) {
+        let mut pair = Pair::new(8, features(false, false));
+        for _ in 0..round {
+            pair.driver(|driver| driver.add(&[writes(0x3000, 4)]))
+                .unwrap();
+            let chain = pair.device(DeviceQueue::pop).unwrap().unwrap();
+            pair.device(|device| device.push_used(chain.id, 4)).unwrap();
+            pair.driver(DriverQueue::pop_used).unwrap().unwrap();
+        }
+        let buffer = |number: u64| writes(0x4000 + 0x100 * number, 4);
+        for number in 0..6 {
+            pair.driver(|driver| driver.add(&[buffer(number)])).unwrap();
+        }
+        let ring = GuestRing::new(Arc::clone(&pair.ram), 8, pair.driver.addresses(), true);
+        let ring = ring.unwrap();
+        let base = ring.ring_position().unwrap();
+        let ids = ring.ids(base).unwrap();
+        // As `push_used_together`, which ends before the entry `first` of four.
+        for number in (first..4).rev() {
+            let at = position(round + number, 8);
+            let id = ids[usize::try_from(number).unwrap()];
+            let flags = at.used_flags() | DESCRIPTOR_F_WRITE;
+            ring.write_result(at.index, 4, id, flags).unwrap();
+        }
+        assert_eq!(ring.ring_position().is_err(), first < 4);
+        ring.take_back().unwrap();
+        assert_eq!(ring.ring_position().unwrap(), base);
+        let base = base.at_used();
+        pair.device = DeviceQueue::new(ring, base, features(false, false)).unwrap();
+        pair.copy(false);
+        for number in 0..6 {
+            assert!(pair.driver(DriverQueue::pop_used).unwrap().is_none());
+            let chain = pair.device(DeviceQueue::pop).unwrap().unwrap();
+            assert_eq!(chain.pieces, [buffer(number)]);
+            pair.device(|device| device.push_used(chain.id, 4)).unwrap();
+            assert!(pair.driver(DriverQueue::pop_used).unwrap().is_some());
         }
     }
 }

@@ -33,8 +33,8 @@ const CALLS: [(Thread, &[Thread], &str); 12] = [
     (
         Thread::SoftwareNic,
         &[],
-        "epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd2 ioctl recvfrom \
-         sendto",
+        "epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd2 fstatfs ioctl \
+         recvfrom sendto",
     ),
     (
         Thread::Handshake,
