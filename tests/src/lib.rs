@@ -32,6 +32,7 @@ pub mod node;
 pub mod openapi;
 pub mod restored;
 pub mod sim;
+pub mod small_file_system;
 pub mod sriov;
 pub mod swnic;
 pub mod temp_path;

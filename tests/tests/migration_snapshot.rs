@@ -13,6 +13,7 @@ use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
 use lab::messages::messages;
 use lab::sim::{SimDevice, require_lab};
+use lab::small_file_system::SmallFileSystem;
 use lab::temp_path::TempPath;
 use lab::traffic::{Frames, exchange_counted};
 use serde_json::{Value, json};
@@ -210,39 +211,18 @@ fn a_paused_machine_is_saved_and_restored_paused() {
     assert!(waits.wait().unwrap().success());
 }
 
-/// A file system of a few MiB, which is soon full.
-struct Small(TempPath);
-
-impl Small {
-    fn mount() -> Self {
-        let place = TempPath::new("small");
-        fs::create_dir(place.path()).unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=4m", "none", place.text()])
-            .status();
-        assert!(mounted.unwrap().success());
-        Self(place)
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.text()).status();
-    }
-}
-
 #[test]
 fn a_snapshot_that_fails_leaves_nothing_and_the_guest_continues() {
     require_lab().unwrap();
     let device = SimDevice::net("snap1", MAC, 1500).unwrap();
     let (socket, taken) = (TempPath::new("snap.socket"), TempPath::new("taken"));
-    let small = Small::mount();
+    let small = SmallFileSystem::mount().unwrap();
     let (mut guest, client) = start(&device, &socket);
     let said = messages(&mut guest).unwrap();
     write_on(&mut guest);
     fs::create_dir(taken.path()).unwrap();
     fs::write(taken.path().join("a file"), "x").unwrap();
-    let beyond = small.0.path().join("snapshot");
+    let beyond = small.path().join("snapshot");
     for (path, status, words) in [
         (Path::new("relative"), 422, "absolute"),
         (Path::new("/nonexistent/here"), 422, "/nonexistent"),
@@ -260,7 +240,7 @@ fn a_snapshot_that_fails_leaves_nothing_and_the_guest_continues() {
         assert_eq!(client.get("/v1/vm").unwrap()["state"], "Running");
         check_traffic(&mut guest, &device);
     }
-    let left: Vec<_> = fs::read_dir(small.0.path()).unwrap().collect();
+    let left: Vec<_> = fs::read_dir(small.path()).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
     check_writer(&mut guest);
     assert_eq!(messages(&mut guest).unwrap(), said);

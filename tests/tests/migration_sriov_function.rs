@@ -1,15 +1,21 @@
-//! A guest migrates with its function. The function is `bellhop_vfio_mig` (`tests/kmod`), whose
-//! driver on the host moves its state, and logs what it writes into guest memory.
+//! A guest migrates with its function, and is saved with it. The function is `bellhop_vfio_mig`
+//! (`tests/kmod`), whose driver on the host moves its state, and logs what it writes into guest
+//! memory.
 
 mod moving;
 
+use std::fs;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use lab::files;
 use lab::guest::{BellhopArguments, Guest};
 use lab::process::output;
+use lab::small_file_system::SmallFileSystem;
 use lab::sriov::{SriovNic, VfDevice, VirtualFunction};
+use lab::temp_path::TempPath;
 use moving::Host;
 use serde_json::{Value, json};
 
@@ -90,11 +96,12 @@ fn wait_as(host: &Host, function: &VirtualFunction<'_>, sandbox: &str) -> Guest 
     })
 }
 
-/// Checks the totals of a guest that has moved so often. Each move adds one spurious interrupt,
-/// which may coincide with another one.
+/// Checks the totals of a guest that has moved so often, and returns the writes. Each move adds one
+/// spurious interrupt, which may coincide with another one.
 #[track_caller]
-fn check(guest: &mut Guest, moves: u64) {
+fn check(guest: &mut Guest, moves: u64) -> u64 {
     let off = guest.command("mover-off").unwrap();
+    let mut all = 0;
     for totals in off["functions"].as_array().unwrap() {
         let number = |name: &str| totals[name].as_u64().unwrap();
         for wrong in ["wrong_pages", "wrong_scratch", "failed"] {
@@ -108,7 +115,18 @@ fn check(guest: &mut Guest, moves: u64) {
             (writes..=writes + moves).contains(&interrupts),
             "{moves} moves: {totals}"
         );
+        all += writes;
     }
+    all
+}
+
+/// As [`check`]. Then the function must write more.
+#[track_caller]
+fn check_and_continue(guest: &mut Guest, moves: u64) {
+    let before = check(guest, moves);
+    guest.command("mover-on 3000").unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(check(guest, moves) > before);
 }
 
 /// Has the guest stay, with this reason.
@@ -122,6 +140,104 @@ fn stays(guest: &mut Guest, from: &Host, to: &Host, more: Value) -> String {
     status.to_string()
 }
 
+/// Has the guest saved, with this status and words.
+#[track_caller]
+fn save(host: &Host, to: &Path, status: u16, words: &str) {
+    let body = json!({ "path": to });
+    let answer = host.client().ask("POST", "/v1/vm/snapshot", Some(&body));
+    let answer = answer.unwrap();
+    let text = answer.body.to_string();
+    assert!(answer.status == status && text.contains(words), "{text}");
+    let machine = host.client().get("/v1/vm").unwrap();
+    assert_eq!(machine["state"], "Running", "{machine}");
+}
+
+/// The command that continues a snapshot of the guest with these functions.
+fn restore(saved: &TempPath, host: &Host, functions: &[String]) -> Command {
+    let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+    command
+        .args(["run", "--restore", saved.text(), "--vdpa", host.vdpa()])
+        .args(BellhopArguments::small().unwrap().allow_boot_files());
+    for function in functions {
+        command.args(["--vfio", function]);
+    }
+    command
+}
+
+/// Has the snapshot refused, with these words.
+#[track_caller]
+fn refused(mut command: Command, words: &str) {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains(words) && !text.contains("panicked"),
+        "{words}: {text}"
+    );
+}
+
+#[test]
+fn a_guest_is_saved_with_its_function_and_continues_here_and_on_other_functions() {
+    let nic = SriovNic::enable(4).unwrap();
+    let [first, second, other] = [0, 1, 2].map(|index| nic.vf(index).unwrap());
+    // A snapshot needs no log.
+    let unlogged = Parameter::set("logs", "Y", "N");
+    [&first, &second].into_iter().for_each(bind);
+    drop(unlogged);
+    other.bind("vfio-pci").unwrap();
+    let device = VfDevice::add(nic.vf(3).unwrap()).unwrap();
+    let host = Host::new("saved", device.path());
+    let mut guest = boot(&host, &first);
+    let (saved, small) = (
+        TempPath::new("function.snapshot"),
+        SmallFileSystem::mount().unwrap(),
+    );
+
+    // After each failure, and after the snapshot, the function runs on.
+    let fault = Parameter::set("fail_state", "-1", &STOP_COPY.to_string());
+    save(&host, saved.path(), 409, "does not stop");
+    drop(fault);
+    save(&host, &small.path().join("full"), 500, "No space left");
+    save(&host, saved.path(), 201, "memory_bytes");
+    check_and_continue(&mut guest, 0);
+    drop(guest);
+
+    // Before memory is read: its change is found afterwards.
+    let memory = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(saved.path().join("memory"))
+        .unwrap();
+    let (at, mut byte) = (1 << 20, [0]);
+    memory.read_exact_at(&mut byte, at).unwrap();
+    memory.write_all_at(&[!byte[0]], at).unwrap();
+    let named = |functions: &[String]| restore(&saved, &host, functions);
+    refused(named(&[]), "--vfio host=ADDRESS,id=function");
+    let unknown = vfio(&first).replace("id=function", "id=unknown");
+    refused(named(&[unknown]), "no VFIO device unknown; it has function");
+    for part in ["its vendor and device differ", "of the same model"] {
+        refused(named(&[vfio(&other)]), part);
+    }
+    let iommu = format!("{},iommu=on", vfio(&first));
+    refused(named(&[iommu]), "the setting that it had");
+    refused(named(&[vfio(&first)]), "the guest's memory");
+    memory.write_all_at(&byte, at).unwrap();
+    let fault = Parameter::set("fail_state", "-1", &RESUMING.to_string());
+    refused(named(&[vfio(&first)]), "the driver refuses");
+    drop(fault);
+
+    for function in [&second, &first] {
+        let mut command = named(&[vfio(function)]);
+        command.args(["--sandbox", "on"]);
+        let mut restored = Guest::start_restored(command, moving::NOTICE).unwrap();
+        check_and_continue(&mut restored, 1);
+        assert!(restored.power_off().unwrap().success());
+    }
+    for function in [first, second, other] {
+        function.bind("virtio-pci").unwrap();
+    }
+}
+
 #[test]
 fn a_guest_moves_with_its_function_and_back() {
     let nic = SriovNic::enable(4).unwrap();
@@ -130,15 +246,6 @@ fn a_guest_moves_with_its_function_and_back() {
     let there = Host::new("there", devices[1].path());
     let guest = boot(&here, &first);
 
-    // Not into a snapshot.
-    let body = json!({ "path": "/tmp/function-snapshot" });
-    let answer = here.client().ask("POST", "/v1/vm/snapshot", Some(&body));
-    let answer = answer.unwrap();
-    let text = answer.body.to_string();
-    assert!(
-        answer.status == 409 && text.contains("VFIO device function"),
-        "{text}"
-    );
     // Within the limits of a sandbox, as destination and then as source.
     let waiting = wait_as(&there, &second, "on");
     let trial = here.try_out(&there, json!({}));

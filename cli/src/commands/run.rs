@@ -127,7 +127,8 @@ pub(crate) struct Arguments {
                 [,id=NAME][,allow_pf=on] (a function that is not virtual) \
                 [,standby=NIC] (the id of a vDPA NIC with standby=on, which the guest uses during \
                 a migration) [,iommu=on][,iommufd=off] (a container of VFIO). With --receive: \
-                plugged when the VM has arrived (may be repeated)"
+                for a function that moves, or plugged when the VM has arrived. With --restore: for \
+                the function of that id in the snapshot (may be repeated)"
     )]
     vfio: Vec<VfioConfig>,
 
@@ -164,14 +165,14 @@ pub(crate) struct Arguments {
     iommu: Option<IommuConfig>,
 
     /// Resume from this snapshot, a directory of `POST /v1/vm/snapshot`; --vdpa with a NIC's id
-    /// names its device here; the NIC keeps its iommu=on
+    /// names its device here; the NIC keeps its iommu=on. --vfio names each function here
     #[arg(
         long,
         value_name = "DIRECTORY",
         group = "machine",
         conflicts_with_all = [
             "kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "disks",
-            "ring_watch", "iommu", "vfio", "device", "file", "settings",
+            "ring_watch", "iommu", "device", "file", "settings",
         ]
     )]
     restore: Option<PathBuf>,
@@ -278,9 +279,9 @@ impl Arguments {
     fn into_origin(mut self) -> Result<Option<Origin>, Error> {
         if let Some(directory) = self.restore.take() {
             // Takes the descriptors before any other is opened.
-            inherited::take(&mut self.vdpa, &mut [])?;
+            inherited::take(&mut self.vdpa, &mut self.vfio)?;
             let mut snapshot = Snapshot::open(&directory)?;
-            snapshot.adapt(self.vdpa, &self.allow_paths)?;
+            snapshot.adapt(self.vdpa, &self.vfio, &self.allow_paths)?;
             return Ok(Some(Origin::Snapshot(Box::new(snapshot))));
         }
         if let Some(listen) = self.receive.take() {
@@ -596,7 +597,9 @@ mod tests {
             assert!(parse(&format!("{here} {more}")).is_err(), "{more}");
         }
         assert!(parse("--restore s --kernel k").is_err());
-        assert!(parse("--restore s --vfio host=0000:03:10.1").is_err());
+        let run = parse("--restore s --vfio host=0000:03:10.1,id=vf").unwrap();
+        assert_eq!(run.vfio[0].name(), "vf");
+        assert!(parse("--restore s --device path=/sys/a").is_err());
         let run = parse("--restore s --allow-path /a --allow-path b").unwrap();
         assert_eq!(run.allow_paths, ["/a", "b"].map(PathBuf::from));
         assert!(parse("--kernel k --allow-path /a").is_err());

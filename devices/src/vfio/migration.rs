@@ -16,7 +16,8 @@
 //! must not know how the data gets there.
 //!
 //! A function that does not log its writes cannot move: while it runs, each page may be one that it
-//! has written. No function reaches another one's BARs, so the state RUNNING_P2P is not needed.
+//! has written. A snapshot needs no log: it has the same steps, and memory is read after STOP. No
+//! function reaches another one's BARs, so the state RUNNING_P2P is not needed.
 
 use std::io;
 
@@ -217,7 +218,7 @@ impl FunctionView {
     }
 }
 
-/// The saved state of a function, from another host and not trusted.
+/// The saved state of a function, from a file or another host and not trusted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VfioState {
     /// The guest's configuration space.
@@ -264,26 +265,36 @@ mod as_bytes {
 }
 
 impl VfioPciDevice {
-    /// Checks that the function can move while its guest runs.
+    /// Checks that the function can be saved, and can take a saved state.
     ///
     /// # Errors
-    /// Its driver cannot move its state, or does not log what it writes.
-    pub fn ensure_movable(&self) -> Result<(), Error> {
+    /// Its driver cannot move its state, or it is behind the guest's IOMMU.
+    pub fn ensure_savable(&self) -> Result<(), Error> {
         if self.translation.is_some() {
-            // The log has addresses of the guest's IOMMU.
+            // The log of a migration has addresses of the guest's IOMMU.
             return Err(Error::other(
                 "it is behind the guest's IOMMU: leave out iommu=on",
             ));
         }
-        let missing = match self.abilities {
-            Abilities { moves: false, .. } => "cannot move the state of a function",
-            Abilities { logs: false, .. } => "does not log the pages that a function writes",
-            Abilities { .. } => return Ok(()),
-        };
-        Err(Error::other(format!(
-            "its driver {} {missing}",
-            self.driver
-        )))
+        self.ensure(self.abilities.moves, "cannot move the state of a function")
+    }
+
+    /// Checks that the function can move while its guest runs.
+    ///
+    /// # Errors
+    /// As [`VfioPciDevice::ensure_savable`], or its driver does not log what it writes.
+    pub fn ensure_movable(&self) -> Result<(), Error> {
+        self.ensure_savable()?;
+        let missing = "does not log the pages that a function writes";
+        self.ensure(self.abilities.logs, missing)
+    }
+
+    fn ensure(&self, able: bool, missing: &str) -> Result<(), Error> {
+        if able {
+            return Ok(());
+        }
+        let driver = &self.driver;
+        Err(Error::other(format!("its driver {driver} {missing}")))
     }
 
     /// Returns the properties on which the guest relies.
@@ -297,15 +308,15 @@ impl VfioPciDevice {
         }
     }
 
-    /// Checks that this function can replace the one of this description.
+    /// Checks that the guest can take this function for the one of this description.
     ///
     /// # Errors
     /// Names the difference.
-    pub fn adopt(&self, view: &FunctionView) -> Result<(), Error> {
-        if let Some(difference) = self.view().difference(view) {
-            return Err(Error::other(format!("its {difference} differ")));
+    pub fn compare(&self, view: &FunctionView) -> Result<(), Error> {
+        match self.view().difference(view) {
+            Some(difference) => Err(Error::other(format!("its {difference} differ"))),
+            None => Ok(()),
         }
-        self.ensure_movable()
     }
 
     /// Has the function's writes logged, or ends that. From then on, [`VfioPciDevice::read_early`]

@@ -138,6 +138,20 @@ impl VmConfig {
         self.replace_nic(nic)
     }
 
+    /// Replaces each function by the one of the same name among `ours`. Returns the names that
+    /// `ours` does not have.
+    pub fn place_functions(&mut self, ours: &[VfioConfig]) -> Vec<String> {
+        let mut missing = Vec::new();
+        for function in &mut self.vfio {
+            let id = function.name();
+            match ours.iter().find(|ours| ours.name() == id) {
+                Some(ours) => *function = ours.clone(),
+                None => missing.push(id),
+            }
+        }
+        missing
+    }
+
     /// Drops the descriptors and keeps the devices' paths. A device is busy while any process holds
     /// it.
     pub fn release_descriptors(&mut self) {

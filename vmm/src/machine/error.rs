@@ -101,12 +101,23 @@ pub enum RequestError {
         /// The cause.
         source: devices::Error,
     },
-    /// The machine has a function of the host, whose state is in the device.
+    /// The machine has a function of the host, which another program cannot take over.
     #[error(
-        "the machine cannot be saved, migrated or upgraded in place with VFIO device {0}, whose \
-         state is in the device; unplug it first (DELETE /v1/vm/vfio/{0}), or use a vDPA device"
+        "the machine cannot be upgraded in place with VFIO device {0}, whose state is in the \
+         device; unplug it first (DELETE /v1/vm/vfio/{0}), or use a vDPA device"
     )]
     PassedThrough(String),
+    /// The machine has a function of the host whose state cannot be saved.
+    #[error(
+        "the machine cannot be saved with VFIO device {id}: {why}; unplug it first (DELETE \
+         /v1/vm/vfio/{id}), or use a vDPA device"
+    )]
+    NotSavable {
+        /// Its name.
+        id: String,
+        /// The reason.
+        why: String,
+    },
     /// The storage of a removed disk does not answer, so guest memory may still change.
     #[error("the storage of a removed disk does not answer: try again when it does")]
     HungDisk,
@@ -193,6 +204,32 @@ pub enum SnapshotError {
         id: String,
         /// The NICs of the snapshot.
         has: Vec<String>,
+    },
+    /// No function of the snapshot has this name.
+    #[error("the snapshot has no VFIO device {id}{}", known(.has))]
+    NoFunction {
+        /// The name.
+        id: String,
+        /// The functions of the snapshot.
+        has: Vec<String>,
+    },
+    /// The caller did not name functions of this host for those of the snapshot.
+    #[error(
+        "the snapshot has VFIO devices without a function of this host; name one for each: {} (in \
+         the API `vfio`)",
+        .0.iter().map(|id| format!("--vfio host=ADDRESS,id={id}")).collect::<Vec<_>>().join(" ")
+    )]
+    NotGiven(Vec<String>),
+    /// A function of this host is not like the one of the snapshot.
+    #[error(
+        "VFIO device {id} cannot continue from the snapshot: {why}; name a function of the same \
+         model and driver: --vfio host=ADDRESS,id={id} (in the API `vfio`)"
+    )]
+    OtherFunction {
+        /// Its name.
+        id: String,
+        /// The difference.
+        why: String,
     },
     /// The snapshot names files that the caller did not allow.
     #[error(

@@ -75,7 +75,8 @@ impl HandedOver {
 impl Machine {
     /// Saves and holds the machine for `program`.
     pub(super) fn prepare_hand_over(&mut self, program: &Path) -> Result<(), RequestError> {
-        self.ensure_savable()?;
+        self.ensure_not_migrating()?;
+        self.device_manager.ensure_none_passed_through()?;
         self.ensure_none_removed()?;
         let saved = self.save(QuiescedFor::Snapshot)?;
         match self.write_hand_over(&saved, program) {

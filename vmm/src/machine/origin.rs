@@ -78,6 +78,8 @@ impl Machine {
                     ram: None,
                 };
                 let mut machine = Self::build(&saved.config, &given, console, stop)?;
+                // Before the long part.
+                machine.device_manager.adopt_functions(&saved.views)?;
                 snapshot.read_memory(&machine.ram)?;
                 machine.restore(saved, Past::Shared, snapshot.paused)?;
                 Ok(machine)

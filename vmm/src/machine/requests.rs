@@ -143,7 +143,7 @@ impl Machine {
         &mut self,
         function: Function,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
-        // With a function it cannot be saved, so the saved state would be wrong.
+        // The saved state does not have it.
         self.ensure_not_quiesced()?;
         let id = function.config.name();
         self.ensure_pluggable(&id)?;

@@ -10,7 +10,8 @@
 //! | `vcpu` | for each vCPU, by number: registers, local APIC, MSRs, CPUID |
 //! | `platform` | serial, clock, power button, hot-plug, host bridge, PCI ports, generation ID |
 //! | `iommu` | the domains of the guest's IOMMU, if it has one |
-//! | `vfio` | for each function that moves: name, slot, registers, its driver's data |
+//! | `vfio` | for each function: name, slot, registers, its driver's data |
+//! | `vfio-view` | for each function of a snapshot: name, slot, properties that the guest sees |
 //! | `device` | for each device, in order of attachment: name, slot, registers, backend state |
 
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ use devices::legacy::event::AcpiEventState;
 use devices::legacy::power::PowerState;
 use devices::legacy::serial::SerialState;
 use devices::pci::{ConfigPortsState, PciBusState, PciHotplugState, SLOTS, Slot};
-use devices::vfio::VfioState;
+use devices::vfio::{FunctionView, VfioState};
 use devices::virtio::iommu::{DOMAINS_STATE_VERSION, DomainsState};
 use devices::virtio::pci::VirtioPciState;
 use serde::{Deserialize, Serialize};
@@ -69,7 +70,7 @@ pub(super) struct SavedDevice {
     pub(super) state: VirtioPciState,
 }
 
-/// A function of the host, of a machine that moves.
+/// The state of a function of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedFunction {
     /// Its name.
@@ -77,6 +78,18 @@ pub(super) struct SavedFunction {
     /// The number of its PCI slot.
     pub(super) slot: u8,
     pub(super) state: VfioState,
+}
+
+/// A function of the host as the guest sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GuestFunction {
+    /// Its name.
+    pub(super) id: String,
+    /// The number of its PCI slot.
+    pub(super) slot: u8,
+    /// The properties on which its driver in the guest can rely.
+    pub(super) view: FunctionView,
 }
 
 /// Limit of the data of all functions, in bytes.
@@ -122,6 +135,7 @@ saved! {
     DomainsState: "iommu", DOMAINS_STATE_VERSION, 1 << 26;
     // Each one's registers and MSI-X table take less than 64 KiB.
     Vec<SavedFunction>: "vfio", 2, FUNCTIONS_MAX as u64 + ((SLOTS as u64) << 16), SLOTS as u32;
+    Vec<GuestFunction>: "vfio-view", 1, (SLOTS as u64) << 12, SLOTS as u32;
     Vec<SavedDevice>: "device", 1, (SLOTS as u64) << 22, SLOTS as u32;
 }
 
@@ -137,8 +151,10 @@ pub(super) struct SavedMachine {
     pub(super) iommu: Option<DomainsState>,
     /// In the order of attachment.
     pub(super) devices: Vec<SavedDevice>,
-    /// In the order of attachment; only of a machine that moves.
+    /// In the order of attachment.
     pub(super) functions: Vec<SavedFunction>,
+    /// Those of a snapshot. A migration compares them before.
+    pub(super) views: Vec<GuestFunction>,
     /// Whether its vCPUs ran when it was saved.
     pub(super) ran: bool,
     /// How often another program has taken over the machine.
@@ -183,6 +199,9 @@ impl SavedMachine {
         if !self.functions.is_empty() {
             sections.put(&self.functions)?;
         }
+        if !self.views.is_empty() {
+            sections.put(&self.views)?;
+        }
         Ok(sections)
     }
 
@@ -192,19 +211,6 @@ impl SavedMachine {
     /// # Errors
     /// [`SnapshotError`]: a section is missing or malformed, or the parts are inconsistent.
     pub(super) fn take(from: &mut Sections) -> Result<Self, SnapshotError> {
-        let this = Self::take_moving(from)?;
-        // No machine with a function of the host can be saved, so another program wrote this.
-        match this.config.vfio.first() {
-            Some(function) => Err(SnapshotError::DeviceNotSaved(function.name())),
-            None => Ok(this),
-        }
-    }
-
-    /// As [`SavedMachine::take`], of a machine that moves. It may have functions of the host.
-    ///
-    /// # Errors
-    /// As [`SavedMachine::take`].
-    pub(super) fn take_moving(from: &mut Sections) -> Result<Self, SnapshotError> {
         let SavedConfig {
             json,
             ran,
@@ -218,6 +224,7 @@ impl SavedMachine {
             iommu: from.take_optional()?,
             devices: from.take()?,
             functions: from.take_optional()?.unwrap_or_default(),
+            views: from.take_optional()?.unwrap_or_default(),
             ran,
             upgrades,
         };
@@ -228,7 +235,8 @@ impl SavedMachine {
                 configured: cpus,
             });
         }
-        check_functions(&this.config.vfio, &this.functions)?;
+        let states = this.functions.iter().map(|one| one.id.as_str());
+        check_functions(&this.config.vfio, states)?;
         // Checks that each slot and each name occurs once.
         this.slots()?;
         Ok(this)
@@ -258,12 +266,12 @@ impl SavedMachine {
     }
 }
 
-/// Checks that each function has one state, and each state a function.
-fn check_functions(
+/// Checks that each function has one saved part, and each part a function.
+pub(super) fn check_functions<'a>(
     configured: &[VfioConfig],
-    saved: &[SavedFunction],
+    saved: impl Iterator<Item = &'a str>,
 ) -> Result<(), SnapshotError> {
-    let mut states: Vec<&str> = saved.iter().map(|one| one.id.as_str()).collect();
+    let mut states: Vec<&str> = saved.collect();
     for id in configured.iter().map(VfioConfig::name) {
         let Some(index) = states.iter().position(|state| *state == id) else {
             return Err(SnapshotError::DeviceNotSaved(id));
@@ -299,21 +307,49 @@ mod tests {
         }
     }
 
+    fn view(id: &str) -> GuestFunction {
+        GuestFunction {
+            id: id.to_owned(),
+            slot: 3,
+            view: FunctionView {
+                config: vec![0xff; 256],
+                sizes: vec![u64::MAX; 6],
+            },
+        }
+    }
+
+    /// Changes a byte of a section, or cuts it there.
+    fn is_read_or_refused<S>(section: &S, at: Index, byte: u8, cut: bool)
+    where
+        S: Saved + PartialEq + std::fmt::Debug,
+    {
+        let mut payload = postcard::to_allocvec(section).unwrap();
+        assert_eq!(&decode::<S>(&payload).unwrap(), section);
+        let at = at.index(payload.len());
+        payload[at] = byte;
+        if cut {
+            payload.truncate(at);
+        }
+        assert!(decode::<S>(&payload).is_err() || !cut);
+    }
+
     proptest! {
         #[test]
-        fn states_of_functions_are_read_or_refused(at in any::<Index>(), byte: u8, cut: bool) {
-            type Section = Vec<SavedFunction>;
-            let states = vec![state("a"), state("b")];
-            let mut payload = postcard::to_allocvec(&states).unwrap();
-            prop_assert_eq!(&decode::<Section>(&payload).unwrap(), &states);
-            let at = at.index(payload.len());
-            payload[at] = byte;
-            if cut {
-                payload.truncate(at);
-            }
-            let _ = decode::<Section>(&payload);
-            prop_assert!(!cut || decode::<Section>(&payload).is_err());
+        fn functions_are_read_or_refused(at in any::<Index>(), byte: u8, cut: bool) {
+            is_read_or_refused(&vec![state("a"), state("b")], at, byte, cut);
+            is_read_or_refused(&vec![view("a"), view("b")], at, byte, cut);
         }
+    }
+
+    #[test]
+    fn the_largest_views_fit_into_their_section() {
+        let most = usize::from(SLOTS);
+        let views = |count| vec![view(&"n".repeat(255)); count];
+        let mut sections = Sections::default();
+        sections.put(&views(most)).unwrap();
+        assert_eq!(sections.take::<Vec<GuestFunction>>().unwrap(), views(most));
+        sections.put(&views(most + 1)).unwrap();
+        sections.take::<Vec<GuestFunction>>().unwrap_err();
     }
 
     #[test]
@@ -330,8 +366,7 @@ mod tests {
             ids.iter().map(parse).collect()
         };
         let check = |ids: &[&str], states: &[&str]| {
-            let states: Vec<SavedFunction> = states.iter().map(|id| state(id)).collect();
-            check_functions(&configured(ids), &states)
+            check_functions(&configured(ids), states.iter().copied())
         };
         check(&[], &[]).unwrap();
         check(&["a", "b"], &["b", "a"]).unwrap();

@@ -9,13 +9,12 @@
 //!   Paused ───┘    (if one cannot be saved,
 //!                   those before it are restored)
 //!
-//!   restore: built ──> memory ──> interrupt controllers, clock ──> vCPUs ──> platform
-//!            ──> IOMMU's domains ──> devices ──> runs
+//!   restore: built ──> memory ──> functions load ──> interrupt controllers, clock ──> vCPUs
+//!            ──> platform ──> IOMMU's domains ──> devices ──> functions start ──> runs
 //! ```
 //! Devices are saved before vCPUs: an interrupt that a device sent when it stopped is in a local
-//! APIC by then. Functions of the host are stopped after them, by their drivers, and only for a
-//! migration. Devices are restored after vCPUs, since each device that ran sends one spurious
-//! interrupt.
+//! APIC by then. Functions of the host are stopped after them, by their drivers. Devices are
+//! restored after vCPUs, since each device that ran sends one spurious interrupt.
 
 use devices::virtio::block::engine::hung_disks;
 use devices::virtio::iommu::DomainsState;
@@ -24,7 +23,7 @@ use super::error::{RequestError, SnapshotError};
 use super::parts::Machine;
 use super::pluggable::{DiskStatus, NicStatus, VfioStatus};
 use super::quiesced::{Arrived, Quiesced, QuiescedFor};
-use super::saved::{SavedDevice, SavedMachine, SavedPlatform};
+use super::saved::{SavedDevice, SavedFunction, SavedMachine, SavedPlatform};
 use super::status_publisher::RunState;
 use crate::Error;
 use crate::config::VmConfig;
@@ -59,10 +58,10 @@ impl Machine {
         }
     }
 
-    /// Fails if the machine migrates, or has a device that cannot be saved.
+    /// Fails if the machine migrates, or has a function that cannot be saved.
     pub(super) fn ensure_savable(&self) -> Result<(), RequestError> {
         self.ensure_not_migrating()?;
-        self.device_manager.ensure_none_passed_through()
+        self.device_manager.ensure_functions_savable()
     }
 
     /// Fails if a vCPU has failed: that vCPU must not run again, and the machine is about to end.
@@ -96,13 +95,7 @@ impl Machine {
         self.pause();
         // From here on no vCPU can fail, so a quiesced machine cannot crash.
         self.ensure_not_crashed()?;
-        let mut saved = match quiesced_for {
-            QuiescedFor::Migration => self.save_parked(),
-            QuiescedFor::Snapshot => {
-                let checked = self.device_manager.ensure_none_passed_through();
-                checked.and_then(|()| self.save_parked())
-            }
-        };
+        let mut saved = self.save_parked(quiesced_for);
         match &mut saved {
             Ok(saved) => {
                 saved.ran = ran;
@@ -121,7 +114,7 @@ impl Machine {
         saved
     }
 
-    fn save_parked(&self) -> Result<SavedMachine, RequestError> {
+    fn save_parked(&self, quiesced_for: QuiescedFor) -> Result<SavedMachine, RequestError> {
         let devices = self.device_manager.save()?;
         let functions = match self.device_manager.save_functions() {
             Ok(functions) => functions,
@@ -149,6 +142,10 @@ impl Machine {
                 iommu: self.device_manager.save_domains(),
                 devices,
                 functions,
+                views: match quiesced_for {
+                    QuiescedFor::Snapshot => self.device_manager.function_views(),
+                    QuiescedFor::Migration => Vec::new(),
+                },
                 ran: false,
                 upgrades: self.upgrade.count,
             }),
@@ -237,8 +234,12 @@ impl Machine {
                 .renew(self.ram.memory())
                 .map_err(Error::failed("making a generation ID"))?;
         }
-        let iommu = saved.iommu.as_ref();
-        self.restore_devices(&saved.devices, iommu, past == Past::Returned)?;
+        self.restore_devices(
+            &saved.devices,
+            &saved.functions,
+            saved.iommu.as_ref(),
+            past == Past::Returned,
+        )?;
         self.start(paused);
         Ok(())
     }
@@ -252,7 +253,6 @@ impl Machine {
     ) -> Result<(), Error> {
         self.device_manager.check(&saved.devices)?;
         self.device_manager.check_domains(saved.iommu.as_ref())?;
-        self.device_manager.load_functions(&saved.functions)?;
         self.restore_board(&saved, clock_policy)?;
         self.requests.publish_boot(true);
         self.quiesced = Some(Quiesced {
@@ -266,12 +266,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Restores everything but the devices.
+    /// Restores everything but the devices. Functions take their states and stay stopped.
     fn restore_board(
         &mut self,
         saved: &SavedMachine,
         clock_policy: ClockPolicy,
     ) -> Result<(), Error> {
+        self.device_manager.load_functions(&saved.functions)?;
         self.used = true;
         self.vm.restore(&saved.vm, clock_policy)?;
         self.vcpus.restore(&saved.vcpus)?;
@@ -284,11 +285,13 @@ impl Machine {
     fn restore_devices(
         &mut self,
         saved: &[SavedDevice],
+        functions: &[SavedFunction],
         iommu: Option<&DomainsState>,
         again: bool,
     ) -> Result<(), SnapshotError> {
         self.device_manager.restore_domains(iommu)?;
         self.device_manager.restore(saved, again)?;
+        self.device_manager.start_functions(functions)?;
         self.publish();
         self.pci.remap();
         Ok(())
@@ -301,11 +304,8 @@ impl Machine {
         if again {
             self.device_manager.load_functions(functions)?;
         }
-        self.restore_devices(&quiesced.devices, quiesced.iommu.as_ref(), again)?;
-        self.device_manager.start_functions(functions)?;
-        // Their BARs are mapped now.
-        self.pci.remap();
-        Ok(())
+        let iommu = quiesced.iommu.as_ref();
+        self.restore_devices(&quiesced.devices, functions, iommu, again)
     }
 
     fn restore_platform(&mut self, saved: &SavedPlatform) -> Result<(), SnapshotError> {

@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use super::error::SnapshotError;
-use super::saved::SavedMachine;
-use crate::config::{DeviceSource, NoSuchNic, VdpaConfig, VmConfig};
+use super::saved::{SavedMachine, check_functions};
+use crate::config::{DeviceSource, NoSuchNic, VdpaConfig, VfioConfig, VmConfig};
 use crate::memory::GuestRam;
 use crate::snapshot::directory::{NewSnapshot, STATE_FILE_MAX, Snapshot as Files};
 use crate::snapshot::format::Sections;
@@ -78,6 +78,8 @@ impl Snapshot {
         let files = Files::open(path)?;
         let mut sections = Sections::read(&mut files.state(), STATE_FILE_MAX)?;
         let machine = SavedMachine::take(&mut sections)?;
+        let views = machine.views.iter().map(|function| function.id.as_str());
+        check_functions(&machine.config.vfio, views)?;
         let digest = sections.take()?;
         sections.finish()?;
         Ok(Self {
@@ -94,18 +96,22 @@ impl Snapshot {
         &self.machine.config
     }
 
-    /// Replaces the configuration of the NICs with these names, including their devices on this
-    /// host, but not `iommu=on`. All other files and devices that the snapshot names must be
-    /// `allowed`, or lie below an allowed directory: anyone may have written the snapshot.
+    /// Replaces the configuration of the NICs and functions with these names, including their
+    /// devices on this host, but not `iommu=on` of a NIC. Each function must be among `functions`.
+    /// All other files and devices that the snapshot names must be `allowed`, or lie below an
+    /// allowed directory: anyone may have written the snapshot.
     ///
     /// # Errors
-    /// [`SnapshotError::NoNic`], [`SnapshotError::NotAllowed`].
+    /// [`SnapshotError::NoNic`], [`SnapshotError::NoFunction`], [`SnapshotError::NotGiven`],
+    /// [`SnapshotError::NotAllowed`].
     pub fn adapt(
         &mut self,
         nics: Vec<VdpaConfig>,
+        functions: &[VfioConfig],
         allowed: &[PathBuf],
     ) -> Result<(), SnapshotError> {
         let config = &mut self.machine.config;
+        place_functions(config, functions)?;
         let mut given: BTreeSet<String> = BTreeSet::new();
         for nic in nics {
             given.insert(nic.name());
@@ -147,6 +153,22 @@ impl Snapshot {
     }
 }
 
+/// Gives each function of a snapshot the one of this host that has its name.
+fn place_functions(config: &mut VmConfig, ours: &[VfioConfig]) -> Result<(), SnapshotError> {
+    let has: Vec<String> = config.vfio.iter().map(VfioConfig::name).collect();
+    if let Some(id) = ours
+        .iter()
+        .map(VfioConfig::name)
+        .find(|id| !has.contains(id))
+    {
+        return Err(SnapshotError::NoFunction { id, has });
+    }
+    match config.place_functions(ours) {
+        missing if missing.is_empty() => Ok(()),
+        missing => Err(SnapshotError::NotGiven(missing)),
+    }
+}
+
 /// Whether `allowed` has this path, or a directory above it.
 fn is_allowed(path: &Path, allowed: &[PathBuf]) -> bool {
     let climbs = path.components().any(|part| part == Component::ParentDir);
@@ -162,6 +184,32 @@ fn is_allowed(path: &Path, allowed: &[PathBuf]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_function_of_a_snapshot_gets_one_of_the_caller() {
+        // Anyone may have written it: these paths are never opened.
+        let theirs = r#"{"kernel": "k", "vfio": [{"path": "/sys/theirs", "id": "a"},
+            {"path": "/sys/theirs", "id": "b", "allow_pf": true}]}"#;
+        let config: VmConfig = serde_json::from_str(theirs).unwrap();
+        let place = |names: &[&str]| {
+            let parse = |id: &&str| format!("path=/sys/ours,id={id}").parse().unwrap();
+            let ours: Vec<VfioConfig> = names.iter().map(parse).collect();
+            let mut config = config.clone();
+            place_functions(&mut config, &ours)
+                .map(|()| assert_eq!(config.vfio, ours))
+                .map_err(|error| error.to_string())
+        };
+        place(&["a", "b"]).unwrap();
+        let none = place(&[]).unwrap_err();
+        assert!(
+            none.contains("--vfio host=ADDRESS,id=a --vfio host=ADDRESS,id=b"),
+            "{none}"
+        );
+        let one = place(&["b"]).unwrap_err();
+        assert!(one.contains(",id=a") && !one.contains(",id=b"), "{one}");
+        let more = place(&["a", "b", "c"]).unwrap_err();
+        assert!(more.contains("no VFIO device c; it has a, b"), "{more}");
+    }
 
     #[test]
     fn a_path_is_allowed_by_itself_or_by_a_directory_above_it() {

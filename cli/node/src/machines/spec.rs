@@ -166,8 +166,8 @@ impl VmSpec {
             return Ok(());
         };
         let message = format!(
-            "the machine cannot be saved with VFIO device {}, whose state is in the device: remove \
-             the function, or stop the machine",
+            "the daemon saves no machine with a VFIO device such as {}: remove the function, or \
+             stop the machine",
             function.name()
         );
         Err(Error::conflict("cannot_be_saved", message))

@@ -49,7 +49,7 @@ fn a_function_moves() {
 
     let there = able();
     let arrived = there.open().unwrap();
-    arrived.adopt(&device.view()).unwrap();
+    arrived.compare(&device.view()).unwrap();
     arrived.load(&saved).unwrap();
     assert_eq!((phase(&there), there.model.command()), (model::STOP, 0));
     assert_eq!(there.model.state.lock().data, saved.data);
@@ -175,35 +175,46 @@ fn a_state_of_another_function_changes_nothing() {
 fn functions_are_compared() {
     let (_rig, device) = source();
     let view = device.view();
-    let adopt = |change: fn(&mut FunctionView)| {
+    let compare = |change: fn(&mut FunctionView)| {
         let mut view = view.clone();
         change(&mut view);
-        let refused = device.adopt(&view).map_err(|error| error.to_string());
+        let refused = device.compare(&view).map_err(|error| error.to_string());
         refused.err().unwrap_or_default()
     };
-    assert_eq!(adopt(|_| ()), "");
-    assert!(adopt(|view| view.config[2] ^= 1).contains("vendor and device"));
-    assert!(adopt(|view| view.config[8] ^= 1).contains("class and revision"));
-    assert!(adopt(|view| view.config[0x2e] ^= 1).contains("subsystem"));
-    assert!(adopt(|view| view.config[0x34] ^= 1).contains("capabilities"));
-    assert!(adopt(|view| view.config.clear()).contains("vendor"));
-    assert!(adopt(|view| view.sizes[1] = 1).contains("sizes of BARs"));
-    assert!(adopt(|view| view.sizes.clear()).contains("sizes of BARs"));
+    assert_eq!(compare(|_| ()), "");
+    assert!(compare(|view| view.config[2] ^= 1).contains("vendor and device"));
+    assert!(compare(|view| view.config[8] ^= 1).contains("class and revision"));
+    assert!(compare(|view| view.config[0x2e] ^= 1).contains("subsystem"));
+    assert!(compare(|view| view.config[0x34] ^= 1).contains("capabilities"));
+    assert!(compare(|view| view.config.clear()).contains("vendor"));
+    assert!(compare(|view| view.sizes[1] = 1).contains("sizes of BARs"));
+    assert!(compare(|view| view.sizes.clear()).contains("sizes of BARs"));
+}
 
-    for (abilities, missing) in [
-        (Abilities::default(), "cannot move"),
-        (
-            Abilities {
-                moves: true,
-                ..Abilities::default()
-            },
-            "does not log",
-        ),
-    ] {
+#[test]
+fn a_snapshot_needs_no_log() {
+    let able = |moves, logs| {
         let rig = Rig::virtio();
-        rig.model.state.lock().abilities = abilities;
-        let refused = rig.open().unwrap().adopt(&view).unwrap_err().to_string();
-        assert!(refused.contains(missing), "{refused}");
+        rig.model.state.lock().abilities = Abilities {
+            moves,
+            logs,
+            early: false,
+        };
+        let device = rig.open().unwrap();
+        [device.ensure_savable(), device.ensure_movable()].map(|able| {
+            able.map_err(|error| error.to_string())
+                .err()
+                .unwrap_or_default()
+        })
+    };
+    assert_eq!(able(true, true), ["", ""]);
+    let [savable, movable] = able(true, false);
+    assert!(
+        savable.is_empty() && movable.contains("does not log"),
+        "{movable}"
+    );
+    for refused in able(false, true) {
+        assert!(refused.contains("cannot move"), "{refused}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::config::VdpaConfig;
+use crate::config::{VdpaConfig, VfioConfig};
 
 /// The limit of a snapshot's duration, sufficient for guest memory of a TiB. The node daemon waits
 /// this long for a VMM, and a client a little longer for the daemon.
@@ -43,6 +43,10 @@ pub struct RestoreRequest {
     /// vDPA devices that have other paths or descriptors on this host, each with the NIC's `id`.
     #[serde(default)]
     pub vdpa: Vec<VdpaConfig>,
+    /// The functions of this host for those of the snapshot, each with the function's `id`. No
+    /// function that only the snapshot names is opened.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vfio: Vec<VfioConfig>,
     /// The files that the snapshot may name, or directories above them, as absolute paths. These
     /// are the kernel, the initramfs, disks, and devices of NICs that `vdpa` does not have. Any
     /// other file is refused.

@@ -19,9 +19,9 @@ use crate::machine::Snapshot;
 /// Possible only in the state NotStarted, instead of a start. The snapshot replaces an earlier
 /// configuration. The guest resumes from the saved state, with its clock at that time.
 ///
-/// A snapshot that cannot run here is refused: another CPU, or a vDPA device without a negotiated
-/// feature. So is one that names a file that `allow_paths` does not have. Another attempt may
-/// follow.
+/// A snapshot that cannot run here is refused: another CPU, a vDPA device without a negotiated
+/// feature, or a function of another model. So is one that names a file that `allow_paths` does not
+/// have, or a function that `vfio` does not have. Another attempt may follow.
 #[utoipa::path(put, path = "/v1/vm/restore", operation_id = "restore_vm",
     request_body = RestoreRequest, responses(
     (status = 204, description = "The machine runs, or is paused"),
@@ -35,15 +35,16 @@ pub(super) async fn restore(
     let RestoreRequest {
         path,
         mut vdpa,
+        mut vfio,
         allow_paths,
         paused,
     } = wanted;
-    descriptors::give(&received, &mut vdpa, [])?;
+    descriptors::give(&received, &mut vdpa, &mut vfio)?;
     api.before_boot("restore a machine before it starts")?;
     let opened = on_worker(move || {
         let mut snapshot = Snapshot::open(&path)?;
         snapshot.set_paused(paused);
-        snapshot.adapt(vdpa, &allow_paths)?;
+        snapshot.adapt(vdpa, &vfio, &allow_paths)?;
         Ok::<_, Error>(snapshot)
     });
     api.restore(opened.await??).await?;

@@ -1,4 +1,4 @@
-//! Moves the functions of the host to those of another host.
+//! Saves the functions of the host, and moves their states to other functions.
 //!
 //! Owns which state belongs to which function, and the limit of all of them. It must not know what
 //! a state contains, nor when the machine stops.
@@ -7,7 +7,7 @@ use devices::pci::Slot;
 use devices::vfio::{FunctionView, VfioPciDevice};
 
 use super::super::error::{NotMovable, RequestError, SnapshotError};
-use super::super::saved::{EARLY_MAX, EarlyState, FUNCTIONS_MAX, SavedFunction};
+use super::super::saved::{EARLY_MAX, EarlyState, FUNCTIONS_MAX, GuestFunction, SavedFunction};
 use super::DeviceManager;
 use super::attached::Attached;
 
@@ -42,21 +42,61 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Returns, by name, the properties on which the guest relies.
-    pub(in super::super) fn function_views(&self) -> Vec<(String, Slot, FunctionView)> {
-        let view =
-            |(id, slot, device): (&str, _, &VfioPciDevice)| (id.to_owned(), slot, device.view());
+    /// Checks that each function can be saved.
+    ///
+    /// # Errors
+    /// [`RequestError::NotSavable`] names one that cannot.
+    pub(in super::super) fn ensure_functions_savable(&self) -> Result<(), RequestError> {
+        for (id, _, device) in self.vfio() {
+            device
+                .ensure_savable()
+                .map_err(|why| RequestError::NotSavable {
+                    id: id.to_owned(),
+                    why: why.to_string(),
+                })?;
+        }
+        Ok(())
+    }
+
+    /// Returns the functions as the guest sees them.
+    pub(in super::super) fn function_views(&self) -> Vec<GuestFunction> {
+        let view = |(id, slot, device): (&str, Slot, &VfioPciDevice)| GuestFunction {
+            id: id.to_owned(),
+            slot: slot.number(),
+            view: device.view(),
+        };
         self.vfio().map(view).collect()
     }
 
-    /// Checks that the function of this name can replace another one. `None`: there is none.
+    /// Checks that the function of this name can replace another one, and is `able`. `None`: there
+    /// is none.
     pub(in super::super) fn adopt_function(
         &self,
         id: &str,
         view: &FunctionView,
+        able: impl Fn(&VfioPciDevice) -> Result<(), devices::Error>,
     ) -> Option<Result<(), devices::Error>> {
         let (_, _, device) = self.vfio().find(|(other, ..)| *other == id)?;
-        Some(device.adopt(view))
+        Some(device.compare(view).and_then(|()| able(device)))
+    }
+
+    /// Checks that the functions can replace those of a snapshot.
+    ///
+    /// # Errors
+    /// [`SnapshotError::OtherFunction`] names one that cannot.
+    pub(in super::super) fn adopt_functions(
+        &self,
+        saved: &[GuestFunction],
+    ) -> Result<(), SnapshotError> {
+        for GuestFunction { id, view, .. } in saved {
+            self.adopt_function(id, view, VfioPciDevice::ensure_savable)
+                .ok_or_else(|| SnapshotError::NoDevice(id.clone()))?
+                .map_err(|why| SnapshotError::OtherFunction {
+                    id: id.clone(),
+                    why: why.to_string(),
+                })?;
+        }
+        Ok(())
     }
 
     /// Returns the next early data of a function, as a message. `None`: no function has some now.

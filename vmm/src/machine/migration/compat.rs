@@ -18,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vdpa::causes::in_one_line;
 
-pub(super) use self::functions::DocumentFunction;
 use crate::Error;
 use crate::byte_count::ByteCount;
 use crate::config::{
@@ -27,6 +26,7 @@ use crate::config::{
 use crate::machine::device_manager::DeviceManager;
 use crate::machine::error::NotMovable;
 use crate::machine::program::{reads, state_versions};
+use crate::machine::saved::GuestFunction;
 use crate::migration::protocol::Refusal;
 use crate::snapshot::format::Saved as _;
 use crate::snapshot::memory_image::MemoryDigest;
@@ -101,7 +101,7 @@ pub(super) struct Document {
     pub(super) last_iova: Option<u64>,
     /// The functions by VFIO that move with the machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) functions: Vec<DocumentFunction>,
+    pub(super) functions: Vec<GuestFunction>,
 }
 
 /// The properties of a device on which its driver can rely.

@@ -331,7 +331,7 @@ impl DestinationMachine for IncomingMigration<'_> {
         };
         let mut sections =
             Sections::read(&mut state, STATE_FILE_MAX).map_err(SnapshotError::from)?;
-        let saved = SavedMachine::take_moving(&mut sections)?;
+        let saved = SavedMachine::take(&mut sections)?;
         let digest: Option<MemoryDigest> = sections.take_optional().map_err(SnapshotError::from)?;
         sections.finish().map_err(SnapshotError::from)?;
         let digested = digest.as_ref().map(MemoryDigest::size);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bellhop_api::machine::InFlight;
 
-use super::compat::{self, Document, DocumentDevice, DocumentFunction};
+use super::compat::{self, Document, DocumentDevice};
 use super::outgoing_state::OutgoingState;
 use super::throttle::{Throttle, Turn};
 use crate::event_loop::Token;
@@ -133,14 +133,8 @@ impl Machine {
         let moves = |id: &str| config.vfio.iter().any(|function| function.name() == id);
         self.device_manager
             .ensure_functions_movable(|id| !moves(id))?;
-        let functions = self.device_manager.function_views().into_iter();
-        let functions = functions.filter(|(id, ..)| moves(id));
-        let functions = functions.map(|(id, slot, view)| DocumentFunction {
-            id,
-            slot: slot.number(),
-            view,
-        });
-        let functions: Vec<DocumentFunction> = functions.collect();
+        let mut functions = self.device_manager.function_views();
+        functions.retain(|function| moves(&function.id));
         if let Some(id) = self.device_manager.unplugging() {
             return Err(NotMovable::Unplugging(id.to_owned()).into());
         }

@@ -1,29 +1,18 @@
 //! The functions by VFIO in the document of a machine: described by the source, placed and compared
 //! by the destination.
 
-use devices::vfio::FunctionView;
-use serde::{Deserialize, Serialize};
+use devices::vfio::VfioPciDevice;
 use vdpa::causes::in_one_line;
 
 use super::{Document, refusal};
 use crate::config::VfioConfig;
 use crate::machine::device_manager::DeviceManager;
-use crate::machine::saved::SavedFunction;
+use crate::machine::saved::{GuestFunction, SavedFunction};
 use crate::migration::protocol::Refusal;
 use crate::snapshot::format::Saved as _;
 
 /// The section of a state that has those of functions.
 type Section = Vec<SavedFunction>;
-
-/// The properties of a function of the host on which its driver in the guest can rely.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(in super::super) struct DocumentFunction {
-    pub(in super::super) id: String,
-    /// The number of the PCI slot.
-    pub(in super::super) slot: u8,
-    pub(in super::super) view: FunctionView,
-}
 
 impl Document {
     /// Announces that the state will hold those of functions, if it will.
@@ -45,33 +34,29 @@ impl Document {
                 "run the same version of Bellhop on both hosts",
             ));
         }
-        for function in &mut self.config.vfio {
-            let id = function.name();
-            match ours.iter().find(|ours| ours.name() == id) {
-                Some(ours) => *function = ours.clone(),
-                None => refusals.push(refusal(
-                    &format!("the VFIO device {id}"),
-                    "there".to_owned(),
-                    "given no function".to_owned(),
-                    &format!("name one where the destination waits: --vfio host=ADDRESS,id={id}"),
-                )),
-            }
+        for id in self.config.place_functions(ours) {
+            refusals.push(refusal(
+                &format!("the VFIO device {id}"),
+                "there".to_owned(),
+                "given no function".to_owned(),
+                &format!("name one where the destination waits: --vfio host=ADDRESS,id={id}"),
+            ));
         }
     }
 
     /// Compares the functions, each with the one of this host.
     pub(super) fn compare_functions(&self, here: &DeviceManager, refusals: &mut Vec<Refusal>) {
         let ours = here.function_views();
-        let undescribed = ours.iter().filter(|(id, ..)| {
+        let undescribed = ours.iter().filter(|ours| {
             let mut described = self.functions.iter();
-            described.all(|function| function.id != *id)
+            described.all(|function| function.id != ours.id)
         });
-        refusals.extend(undescribed.map(|(id, ..)| {
+        refusals.extend(undescribed.map(|GuestFunction { id, .. }| {
             let what = format!("the VFIO device {id}");
             refusal(&what, "not described".to_owned(), "there".to_owned(), "")
         }));
-        for DocumentFunction { id, view, .. } in &self.functions {
-            let why = match here.adopt_function(id, view) {
+        for GuestFunction { id, view, .. } in &self.functions {
+            let why = match here.adopt_function(id, view, VfioPciDevice::ensure_movable) {
                 Some(Ok(())) => continue,
                 Some(Err(error)) => format!("incompatible ({})", in_one_line(&error)),
                 None => "absent".to_owned(),
@@ -88,6 +73,8 @@ impl Document {
 
 #[cfg(test)]
 mod tests {
+    use devices::vfio::FunctionView;
+
     use super::super::tests::{document, what};
     use super::*;
 
@@ -97,7 +84,7 @@ mod tests {
         let config = format!(r#"{{"kernel": "k", "vfio": [{vfio}]}}"#);
         let ours: VfioConfig = "host=0000:04:00.2,id=vf".parse().unwrap();
         let mut machine = document(&config);
-        machine.functions.push(DocumentFunction {
+        machine.functions.push(GuestFunction {
             id: "vf".to_owned(),
             slot: 3,
             view: FunctionView {
