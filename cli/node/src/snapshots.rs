@@ -3,11 +3,12 @@
 //! ```text
 //!   STATE/snapshots/NAME/        0700
 //!                     vm.json    0600   the VM and its spec; written first
-//!                     machine/          `vmm::snapshot`; appears when it is complete
+//!                     new/       0700   all that the VM's process sees; none once complete
+//!                     machine/          `vmm::snapshot`, from `new/`, when it is complete
 //! ```
 //! A daemon that starts deletes snapshots without `machine/`, unless a VM's process still writes
-//! one. A name is no path, and symbolic links are not followed. So no request reaches another
-//! directory.
+//! one, or has completed it meanwhile. A name is no path, and symbolic links are not followed. So
+//! no request reaches another directory.
 //!
 //! Owns names and files.
 
@@ -32,8 +33,10 @@ use crate::remove::remove_any;
 
 /// The file that describes the VM.
 const ABOUT: &str = "vm.json";
-/// The directory that the VM's process writes.
+/// The saved machine.
 const MACHINE: &str = "machine";
+/// The directory in which the VM's process creates it.
+const NEW: &str = "new";
 /// The longest description, in bytes.
 const ABOUT_MAX: u64 = 1 << 20;
 /// How many snapshots the daemon keeps.
@@ -65,7 +68,7 @@ pub(crate) struct NewSnapshot {
     path: PathBuf,
     /// The directory to delete.
     unfinished: Option<PathBuf>,
-    /// The path of the client to which the complete snapshot moves.
+    /// The path to which the complete snapshot moves.
     destination: Option<PathBuf>,
     /// The locked description: a locked snapshot cannot be deleted.
     lock: Option<File>,
@@ -123,16 +126,14 @@ impl NewSnapshot {
         &self.path
     }
 
-    /// The files that the VM's process must see: the directory in which it creates the snapshot.
-    /// The description in it stays as it is.
+    /// The files that the VM's process must see: the directory in which it creates the snapshot,
+    /// and which has no other file.
     pub(crate) fn files(&self) -> Vec<(PathBuf, Access)> {
-        let directory = self
-            .path
-            .parent()
-            .map(|path| (path.to_owned(), Access::Write));
-        let about = self.path.with_file_name(ABOUT);
-        let about = Some((about, Access::Read)).filter(|_| self.lock.is_some());
-        directory.into_iter().chain(about).collect()
+        let directory = self.path.parent();
+        directory
+            .map(|path| (path.to_owned(), Access::Write))
+            .into_iter()
+            .collect()
     }
 
     /// Keeps the snapshot, which is complete, and returns its path.
@@ -141,12 +142,13 @@ impl NewSnapshot {
     /// Another file is at the path of the client by now.
     pub(crate) fn complete(mut self) -> Result<PathBuf, Error> {
         let Some(destination) = self.destination.take() else {
-            self.unfinished = None;
             return Ok(self.path.clone());
         };
         let moved = fs::rename(&self.path, &destination);
         let synced = moved.and_then(|()| destination.parent().map_or(Ok(()), sync));
         synced.map_err(file(&destination))?;
+        // All that the VM's process has left there.
+        self.unfinished = self.path.parent().map(Path::to_owned);
         Ok(destination)
     }
 }
@@ -175,7 +177,7 @@ impl Snapshots {
         self.0.join(name.as_str())
     }
 
-    /// The directory that a VM's process writes and reads.
+    /// The directory with the saved machine.
     pub(crate) fn machine(&self, name: &SnapshotName) -> PathBuf {
         self.directory(name).join(MACHINE)
     }
@@ -204,12 +206,15 @@ impl Snapshots {
             }
             _ => file(&directory)(error),
         })?;
+        let new = directory.join(NEW);
         let mut snapshot = NewSnapshot {
-            path: self.machine(name),
+            path: new.join(MACHINE),
             unfinished: Some(directory.clone()),
-            destination: None,
+            destination: Some(self.machine(name)),
             lock: None,
         };
+        let made = DirBuilder::new().mode(0o700).create(&new);
+        made.map_err(file(&new))?;
         let json = serde_json::to_vec(about);
         let json = json.map_err(Error::context("cannot encode the description"))?;
         snapshot.lock = Some(write(&directory, &json).map_err(file(&directory))?);
@@ -240,6 +245,7 @@ impl Snapshots {
     /// The directory cannot be read.
     pub(crate) fn list(&self) -> Result<Vec<Snapshot>, Error> {
         let names = self.names()?;
+        names.iter().for_each(|name| self.adopt(name));
         Ok(names.iter().map(|name| self.describe(name)).collect())
     }
 
@@ -328,11 +334,13 @@ impl Snapshots {
     pub(crate) fn remove_incomplete(&self) -> Result<(), Error> {
         for name in self.names()? {
             let machine = self.machine(&name);
+            let new = self.directory(&name).join(NEW).join(MACHINE);
             // First: a process that completes a snapshot in between has renamed it before the look
             // at the result.
-            if is_being_written(&machine) {
+            if is_being_written(&new) {
                 continue;
             }
+            self.adopt(&name);
             let found = fs::symlink_metadata(&machine);
             if !found.is_err_and(|error| error.kind() == IoErrorKind::NotFound) {
                 continue;
@@ -347,9 +355,24 @@ impl Snapshots {
         Ok(())
     }
 
+    /// Moves a snapshot into place that a VM's process has completed after its daemon was killed.
+    fn adopt(&self, name: &SnapshotName) {
+        let directory = self.directory(name);
+        let (new, machine) = (directory.join(NEW), self.machine(name));
+        let is_pending = open(&directory.join(ABOUT)).is_ok_and(|about| about.try_lock().is_ok());
+        let is_free = fs::symlink_metadata(&machine).is_err();
+        if is_pending && is_free && fs::rename(new.join(MACHINE), &machine).is_ok() {
+            let rest = sync(&directory).and_then(|()| fs::remove_dir_all(&new));
+            if let Err(error) = rest {
+                tracing::warn!(snapshot = %name, %error, "cannot complete a snapshot");
+            }
+        }
+    }
+
     fn check_exists(&self, name: &SnapshotName) -> Result<(), Error> {
         let found = fs::symlink_metadata(self.directory(name));
         if found.is_ok_and(|found| found.is_dir()) {
+            self.adopt(name);
             return Ok(());
         }
         let message = format!("the snapshot {name} does not exist");
@@ -409,6 +432,12 @@ mod tests {
         Snapshots(directory)
     }
 
+    /// A killed daemon deletes nothing. Returns the path for the VM's process.
+    fn killed(mut new: NewSnapshot) -> PathBuf {
+        new.unfinished = None;
+        new.path.clone()
+    }
+
     /// The status and the code.
     fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> (u16, &'static str) {
         let (status, code) = result.unwrap_err().answer();
@@ -430,14 +459,19 @@ mod tests {
             (409, "name_taken")
         );
         assert_eq!(refusal(snapshots.remove(&name)), (409, "saving"));
-        assert_eq!(new.path(), snapshots.machine(&name));
+        // The VM's process sees a directory that has nothing of the daemon.
+        let seen = snapshots.directory(&name).join(NEW);
+        assert_eq!(new.files(), [(seen.clone(), Access::Write)]);
+        assert_eq!(fs::read_dir(&seen).unwrap().count(), 0);
         assert_eq!(snapshots.show(&name).unwrap().format, None);
         fs::create_dir(new.path()).unwrap();
         let state = [vmm::snapshot::format::MAGIC.as_slice(), &[9, 0, 0, 0]].concat();
         fs::write(new.path().join("state"), state).unwrap();
         let memory = File::create(new.path().join("memory")).unwrap();
         memory.set_len(64 << 20).unwrap();
-        new.complete().unwrap();
+        fs::write(seen.join("more"), "m").unwrap();
+        assert_eq!(new.complete().unwrap(), snapshots.machine(&name));
+        assert!(!seen.exists());
         let [one]: [_; 1] = snapshots.list().unwrap().try_into().unwrap();
         assert_eq!(
             (one.name.as_str(), one.vm.as_deref()),
@@ -459,13 +493,7 @@ mod tests {
         snapshots.remove_incomplete().unwrap();
         let create = |name: &str| {
             let name: SnapshotName = name.parse().unwrap();
-            // A killed daemon deletes nothing.
-            snapshots
-                .create(&name, &about())
-                .unwrap()
-                .complete()
-                .unwrap();
-            snapshots.machine(&name)
+            killed(snapshots.create(&name, &about()).unwrap())
         };
         let names = || {
             let names = snapshots.names().unwrap().into_iter();
@@ -476,13 +504,17 @@ mod tests {
         create("begun");
         fs::create_dir(create("half").with_file_name(".machine.partial")).unwrap();
         fs::create_dir(snapshots.0.join("empty")).unwrap();
+        let late = create("late");
         let written = create("written");
         let writer = vmm::snapshot::directory::NewSnapshot::create(&written).unwrap();
+        fs::create_dir(late).unwrap();
         snapshots.remove_incomplete().unwrap();
-        assert_eq!(names(), ["complete", "link", "written"]);
+        assert_eq!(names(), ["complete", "late", "link", "written"]);
+        let late = snapshots.directory(&"late".parse().unwrap());
+        assert!(late.join(MACHINE).is_dir() && !late.join(NEW).exists());
         drop(writer);
         snapshots.remove_incomplete().unwrap();
-        assert_eq!(names(), ["complete", "link"]);
+        assert_eq!(names(), ["complete", "late", "link"]);
         fs::remove_dir_all(&snapshots.0).unwrap();
     }
 
@@ -516,17 +548,9 @@ mod tests {
         let snapshots = fresh("links");
         let elsewhere = fresh("elsewhere");
         let name: SnapshotName = "a".parse().unwrap();
-        elsewhere
-            .create(&name, &about())
-            .unwrap()
-            .complete()
-            .unwrap();
+        killed(elsewhere.create(&name, &about()).unwrap());
         let other: SnapshotName = "b".parse().unwrap();
-        snapshots
-            .create(&other, &about())
-            .unwrap()
-            .complete()
-            .unwrap();
+        killed(snapshots.create(&other, &about()).unwrap());
         symlink(elsewhere.directory(&name), snapshots.directory(&name)).unwrap();
         assert_eq!(refusal(snapshots.about(&name)), (404, "no_such_snapshot"));
         assert_eq!(refusal(snapshots.remove(&name)), (404, "no_such_snapshot"));

@@ -21,7 +21,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, lchown};
 use std::path::{Component, Path, PathBuf};
 use std::thread;
 
@@ -204,12 +204,13 @@ pub struct JailFiles<'a> {
 
 impl JailFiles<'_> {
     /// Makes files appear in the jail, at their own paths, in place of those that are there. A file
-    /// that does not exist is missing there, too: the process has a better error for that.
+    /// that does not exist is missing there, too: the process has a better error for that. Returns
+    /// the paths at which no file was before.
     ///
     /// # Errors
     /// The file system of a file does not support ID-mapped mounts, and the user of the jail may
-    /// not use the file.
-    pub fn show(&self, files: &[(PathBuf, Access)]) -> Result<(), FileError> {
+    /// not use the file. No file is new in the jail then.
+    pub fn show(&self, files: &[(PathBuf, Access)]) -> Result<Vec<PathBuf>, FileError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| FileError { path, source }
@@ -223,13 +224,19 @@ impl JailFiles<'_> {
             sources.push((path.as_path(), source));
         }
         self.inside(|root| {
+            let mut new = Vec::new();
             for (path, source) in sources {
-                remove(path);
-                if let Some(source) = source {
-                    place(root.as_fd(), path, source, self.user).map_err(failed(path))?;
+                if !remove(path) {
+                    new.push(path.to_owned());
+                }
+                if let Some(source) = source
+                    && let Err(error) = place(root.as_fd(), path, source, self.user)
+                {
+                    new.iter().for_each(|path| _ = remove(path));
+                    return Err(failed(path)(error));
                 }
             }
-            Ok(())
+            Ok(new)
         })
     }
 
@@ -239,17 +246,40 @@ impl JailFiles<'_> {
     /// The jail cannot be entered.
     pub fn hide(&self, paths: &[PathBuf]) -> Result<(), FileError> {
         self.inside(|_| {
-            paths.iter().for_each(|path| remove(path));
+            paths.iter().for_each(|path| _ = remove(path));
+            Ok(())
+        })
+    }
+
+    /// Removes the character devices from the jail that are neither in `kept` nor those of every
+    /// VM. Only the daemon creates files there, so the process cannot conceal one.
+    ///
+    /// # Errors
+    /// The jail cannot be entered or read.
+    pub fn hide_devices_except(&self, kept: &[PathBuf]) -> Result<(), FileError> {
+        let jail = Path::new("/").join(JAIL);
+        self.inside(|_| {
+            let failed = |source| FileError {
+                path: PathBuf::from("/dev"),
+                source,
+            };
+            for device in character_devices(&jail.join("dev")).map_err(failed)? {
+                let path = device.strip_prefix(&jail).unwrap_or(&device);
+                let path = Path::new("/").join(path);
+                if !kept.contains(&path) && !DEVICES.iter().any(|own| path == Path::new(own)) {
+                    remove(&path);
+                }
+            }
             Ok(())
         })
     }
 
     /// Does something in the mount namespace of the process, with its root. It needs a thread of
     /// its own, which has another root than its process afterwards.
-    fn inside(
+    fn inside<T: Send>(
         &self,
-        work: impl FnOnce(OwnedFd) -> Result<(), FileError> + Send,
-    ) -> Result<(), FileError> {
+        work: impl FnOnce(OwnedFd) -> Result<T, FileError> + Send,
+    ) -> Result<T, FileError> {
         let failed = |source| FileError {
             path: PathBuf::from("/"),
             source,
@@ -276,23 +306,48 @@ impl JailFiles<'_> {
 }
 
 /// Removes a mount or a device node from the mount namespace of this thread. A mount that is in use
-/// stays until its last file is closed.
-fn remove(path: &Path) {
+/// stays until its last file is closed. Returns whether there was one.
+fn remove(path: &Path) -> bool {
     let Ok(name) = path.strip_prefix("/") else {
-        return;
+        return false;
     };
     if !name
         .components()
         .all(|component| matches!(component, Component::Normal(_)))
     {
-        return;
+        return false;
     }
     let there = Path::new("/").join(JAIL).join(name);
     // No mount is there yet, or a device.
-    let _ = rustix::mount::unmount(&there, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
-    if path.starts_with("/dev") {
-        let _ = fs::remove_file(there);
+    let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+    let unmounted = rustix::mount::unmount(&there, flags).is_ok();
+    path.starts_with("/dev") && remove_node(&there).is_ok() || unmounted
+}
+
+/// Removes a device node. The process may have a descriptor of the node itself (`O_PATH`), and
+/// could open the device through it. So the node loses its user first.
+fn remove_node(node: &Path) -> io::Result<()> {
+    let _ = lchown(node, Some(0), Some(0));
+    fs::remove_file(node)
+}
+
+/// The character devices below a directory, in its file system: another one may be the process's.
+fn character_devices(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let file_system = fs::symlink_metadata(directory)?.dev();
+    let mut found = Vec::new();
+    let mut directories = vec![directory.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            if metadata.is_dir() && metadata.dev() == file_system {
+                directories.push(entry.path());
+            } else if metadata.file_type().is_char_device() {
+                found.push(entry.path());
+            }
+        }
     }
+    Ok(found)
 }
 
 /// Opens a file of the host for a jail of `user`.

@@ -2,7 +2,7 @@
 //!
 //! Owns all access of a step to the host.
 
-mod functions;
+pub(in crate::machines) mod functions;
 mod nics;
 
 use std::fmt;
@@ -342,20 +342,17 @@ impl Host for Machines {
 
     fn plug_function(&self, vm: &VmName, function: &VfioConfig) -> Result<(), Error> {
         let files = functions::files(std::slice::from_ref(function))?;
-        self.show_files(vm, files)?;
         let path = format!("/v1/vm/vfio/{}", function.name());
         let vmm = self.api_of(vm);
-        self.runtime
-            .block_on(vmm.ask(Method::PUT, &path, Some(function), START))?;
-        Ok(())
+        let plug = vmm.ask(Method::PUT, &path, Some(function), START);
+        self.with_files(vm, files, || self.runtime.block_on(plug).map(drop))
     }
 
     fn unplug_function(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error> {
-        let status = self.runtime.block_on(self.api_of(vm).status());
         let is_gone = |status: &VmStatus| status.vfio.iter().all(|one| one.id != id.as_str());
         let gone = self.give_up(vm, &format!("/v1/vm/vfio/{id}"), is_gone)?;
-        if let (true, Ok(status)) = (gone, status) {
-            self.hide_files(vm, &functions::files_of_one(&status, id.as_str()));
+        if gone {
+            self.hide_devices(vm, |record| _ = record.mark_function_released(id));
         }
         Ok(gone)
     }
@@ -518,12 +515,11 @@ impl Host for Machines {
             return Ok(());
         }
         let (config, device) = self.vdpa(vm, nic, 0)?;
-        self.show_files(vm, self.devices_to_open(vm, nic)?)?;
+        let files = self.devices_to_open(vm, nic)?;
         let path = format!("/v1/vm/nics/{}", nic.id());
         let devices = [device];
-        let plugged = vmm.hand_over(Method::PUT, &path, Some(&config), START, &devices);
-        self.runtime.block_on(plugged)?;
-        Ok(())
+        let plug = vmm.hand_over(Method::PUT, &path, Some(&config), START, &devices);
+        self.with_files(vm, files, || self.runtime.block_on(plug).map(drop))
     }
 
     fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
@@ -543,7 +539,6 @@ impl Host for Machines {
             return Ok(());
         }
         let files = self.devices_to_open(vm, nic)?;
-        self.show_files(vm, files.clone())?;
         let path = format!("/v1/vm/nics/{}", nic.id());
         let change = NicChange {
             fd,
@@ -551,8 +546,8 @@ impl Host for Machines {
             ..NicChange::default()
         };
         let swapped = vmm.hand_over(Method::PATCH, &path, Some(&change), START, &devices);
-        self.runtime.block_on(swapped)?;
-        self.hide_devices(vm, &info, &files);
+        self.with_files(vm, files, || self.runtime.block_on(swapped).map(drop))?;
+        self.hide_devices(vm, |_| {});
         Ok(())
     }
 
@@ -567,21 +562,19 @@ impl Host for Machines {
 
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, Error> {
         let is_gone = |status: &VmStatus| status.nics.iter().all(|one| one.id != nic.as_str());
-        let info = self.runtime.block_on(self.api_of(vm).nic(nic)).ok();
         let gone = self.give_up(vm, &format!("/v1/vm/nics/{nic}"), is_gone)?;
-        if let (true, Some(info)) = (gone, info) {
-            self.hide_devices(vm, &info, &[]);
+        if gone {
+            self.hide_devices(vm, |record| _ = record.mark_released(nic));
         }
         Ok(gone)
     }
 
     fn plug_disk(&self, vm: &VmName, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error> {
-        self.show_files(vm, vec![sandbox::file_of(disk)])?;
         let path = format!("/v1/vm/disks/{id}");
         let vmm = self.api_of(vm);
-        self.runtime
-            .block_on(vmm.ask(Method::PUT, &path, Some(disk), START))?;
-        Ok(())
+        let plug = vmm.ask(Method::PUT, &path, Some(disk), START);
+        let files = vec![sandbox::file_of(disk)];
+        self.with_files(vm, files, || self.runtime.block_on(plug).map(drop))
     }
 
     fn unplug_disk(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error> {

@@ -150,6 +150,10 @@ pub(crate) struct Record {
     /// may still have.
     #[serde(default)]
     giving_up: BTreeSet<NicId>,
+    /// NICs that were removed from the spec, as they were. The guest may still have those that it
+    /// was requested to release.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    former_nics: BTreeMap<NicId, NicSpec>,
     /// Disks that its process was requested to remove and the guest may still have.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     removed_disks: BTreeSet<DeviceId>,
@@ -212,6 +216,7 @@ impl Record {
             asked_to_power_off: false,
             off_in_boot: None,
             giving_up: BTreeSet::new(),
+            former_nics: BTreeMap::new(),
             removed_disks: BTreeSet::new(),
             removed_functions: BTreeMap::new(),
             on_backup: BTreeSet::new(),
@@ -456,6 +461,12 @@ impl Record {
         self.removed_functions.keys()
     }
 
+    /// The functions that the guest has or may still have.
+    pub(crate) fn functions_in_guest(&self) -> impl Iterator<Item = Address> {
+        let removed = self.removed_functions.values().copied();
+        self.spec.functions().chain(removed)
+    }
+
     /// The former driver of a function that was bound to vfio-pci for it, with the position of the
     /// step.
     pub(crate) fn bound_function(&self, function: Address) -> Option<(usize, &FormerDriver)> {
@@ -473,8 +484,7 @@ impl Record {
 
     /// The functions that were bound for it and that neither its spec nor its guest has.
     pub(crate) fn unwanted_functions(&self) -> Vec<Address> {
-        let released = self.removed_functions.values().copied();
-        let wanted: Vec<Address> = self.spec.functions().chain(released).collect();
+        let wanted: Vec<Address> = self.functions_in_guest().collect();
         let bound = self.bound_functions().map(|(_, former)| former.function);
         bound
             .filter(|function| !wanted.contains(function))
@@ -552,17 +562,28 @@ impl Record {
         unwanted
     }
 
-    /// Records that the guest must release a NIC. A NIC with a created device has a step for that
-    /// already.
-    pub(crate) fn mark_releasing(&mut self, nic: &NicId) {
+    /// Removes a NIC from the spec, and records that the guest must release it. A NIC with a
+    /// created device has a step for that already.
+    pub(crate) fn removes_nic(&mut self, nic: &NicId) {
+        if let Some(former) = self.spec.nic(nic) {
+            self.former_nics.insert(nic.clone(), former.clone());
+        }
+        self.spec = self.spec.without_nic(nic);
         if !self.has_created(nic) {
             self.giving_up.insert(nic.clone());
         }
     }
 
-    /// Records that the guest has released a NIC. Returns whether that was pending.
+    /// Records that the guest has released a NIC. Returns whether only this record says that it had
+    /// to.
     pub(crate) fn mark_released(&mut self, nic: &NicId) -> bool {
+        self.former_nics.remove(nic);
         self.giving_up.remove(nic)
+    }
+
+    /// NICs that were removed from the spec and that the guest may still have, as they were.
+    pub(crate) fn former_nics(&self) -> impl Iterator<Item = &NicSpec> {
+        self.former_nics.values()
     }
 
     /// NICs that are no longer in the spec but that the guest may still have.
@@ -634,6 +655,7 @@ impl Record {
     pub(crate) fn guest_ended(&mut self) {
         self.running = None;
         self.giving_up.clear();
+        self.former_nics.clear();
         self.removed_disks.clear();
         self.removed_functions.clear();
     }

@@ -16,14 +16,16 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use bellhop_api::machine::{MigrationRequest, NicInfo};
+use bellhop_api::machine::MigrationRequest;
 use parking_lot::Mutex;
 use vmm::config::{DiskConfig, VmConfig};
 use vmm::sandbox::cgroup::Groups;
-use vmm::sandbox::namespaces::{Access, JailFiles};
+use vmm::sandbox::namespaces::{Access, FileError, JailFiles};
 
 use super::Machines;
+use super::host::functions;
 use super::process::Process;
+use super::record::Record;
 use super::spec::{NicSpec, VmName};
 use crate::error::{Error, UNUSABLE};
 
@@ -253,13 +255,14 @@ impl Machines {
         own.iter().any(|own| path.starts_with(own))
     }
 
-    /// Makes files visible to a VM's process. Its own directories always are.
+    /// Makes files visible to a VM's process. Its own directories always are. Returns the paths of
+    /// those that it did not see before.
     ///
     /// # Errors
     /// A file does not exist, or its file system cannot show it to another user.
-    pub(super) fn show_files(&self, vm: &VmName, mut files: Files) -> Result<(), Error> {
+    pub(super) fn show_files(&self, vm: &VmName, mut files: Files) -> Result<Vec<PathBuf>, Error> {
         let Some((process, user)) = self.jailed(vm)? else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         files.retain(|(path, _)| !self.is_own(vm, path));
         let jail = JailFiles {
@@ -270,8 +273,51 @@ impl Machines {
             .map_err(|error| Error::transparent(UNUSABLE, error))
     }
 
+    /// Sends a request that names files to a VM's process, which sees them from then on. If the
+    /// request fails, the process sees no more than before.
+    ///
+    /// # Errors
+    /// As [`Self::show_files`], or the request fails.
+    pub(super) fn with_files<T>(
+        &self,
+        vm: &VmName,
+        files: Files,
+        request: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let new = self.show_files(vm, files)?;
+        request().inspect_err(|_| self.hide_files(vm, &new))
+    }
+
     /// Hides files from a VM's process again. It keeps those that it has open.
     pub(super) fn hide_files(&self, vm: &VmName, paths: &[PathBuf]) {
+        let paths = paths.iter().filter(|path| !self.is_own(vm, path));
+        let paths: Vec<PathBuf> = paths.cloned().collect();
+        self.change_jail(vm, |jail| jail.hide(&paths));
+    }
+
+    /// Hides all devices of NICs and functions that the VM does not have by its record, in which
+    /// `released` marks what its guest has just released. The reports of its process do not count:
+    /// a guest may have taken it over, and another VM may get the same device.
+    pub(super) fn hide_devices(&self, vm: &VmName, released: impl FnOnce(&mut Record)) {
+        let Some(mut record) = self.entries().get(vm).and_then(|entry| entry.record()) else {
+            return;
+        };
+        released(&mut record);
+        let nics = record.nics_now(vm).chain(record.former_nics().cloned());
+        // A device that is gone needs no file.
+        let devices = nics.filter_map(|nic| self.devices_to_open(vm, &nic).ok());
+        let functions = record.functions_in_guest();
+        let functions = functions.filter_map(|function| functions::files_of(function).ok());
+        let kept: Vec<PathBuf> = devices.chain(functions).flat_map(paths_of).collect();
+        self.change_jail(vm, |jail| jail.hide_devices_except(&kept));
+    }
+
+    /// Changes the files that a VM's process sees, if it does not see all.
+    fn change_jail(
+        &self,
+        vm: &VmName,
+        change: impl FnOnce(&JailFiles<'_>) -> Result<(), FileError>,
+    ) {
         let hidden = self.jailed(vm).and_then(|jailed| {
             let Some((process, user)) = &jailed else {
                 return Ok(());
@@ -280,9 +326,7 @@ impl Machines {
                 pidfd: process.pidfd(),
                 user: *user,
             };
-            let paths = paths.iter().filter(|path| !self.is_own(vm, path));
-            jail.hide(&paths.cloned().collect::<Vec<_>>())
-                .map_err(|error| Error::transparent(UNUSABLE, error))
+            change(&jail).map_err(|error| Error::transparent(UNUSABLE, error))
         });
         if let Err(error) = hidden {
             let error = &error as &dyn std::error::Error;
@@ -304,14 +348,6 @@ impl Machines {
         let own = self.character_device_of(vm, nic)?;
         let devices = std::iter::once(own).chain(self.backup_path(vm, nic)?);
         Ok(devices.map(|path| (path, Access::Write)).collect())
-    }
-
-    /// Hides devices that a NIC had: another VM's device may get the same path.
-    pub(super) fn hide_devices(&self, vm: &VmName, had: &NicInfo, has: &[(PathBuf, Access)]) {
-        let had = [Some(&had.summary.path), had.backup.as_ref()];
-        let had = had.into_iter().flatten().map(PathBuf::from);
-        let gone = had.filter(|path| has.iter().all(|(kept, _)| kept != path));
-        self.hide_files(vm, &gone.collect::<Vec<_>>());
     }
 }
 

@@ -214,13 +214,9 @@ mod tests {
             spec: spec(&json!({})),
             files: Vec::new(),
         };
-        snapshots
-            .create(&broken, &about)
-            .unwrap()
-            .complete()
-            .unwrap();
-        let machine = snapshots.machine(&broken);
-        std::fs::create_dir(&machine).unwrap();
+        let new = snapshots.create(&broken, &about).unwrap();
+        std::fs::create_dir(new.path()).unwrap();
+        let machine = new.complete().unwrap();
         std::fs::write(machine.join("state"), b"\x89BELLHOP and more").unwrap();
         std::fs::File::create(machine.join("memory"))
             .unwrap()

@@ -3,10 +3,6 @@
 //! A process uses a function through files below `/dev/vfio`, which it opens by path. VFIO opens
 //! the file of a group once at a time, so two VMs never share a function.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-
-use bellhop_api::machine::VmStatus;
 use vdpa_mgmt::nic::{DEFAULT_PATIENCE, host_use};
 use vdpa_mgmt::pci::{Address, FormerDriver, Function, Pci};
 use vmm::config::VfioConfig;
@@ -69,27 +65,16 @@ pub(super) fn release(vm: &VmName, former: &FormerDriver) -> Result<(), Error> {
 pub(super) fn files(functions: &[VfioConfig]) -> Result<Files, Error> {
     let mut files = Files::new();
     for address in addresses(functions) {
-        let paths = Pci::default().files_for_vfio(&function(address)?)?;
-        files.extend(paths.into_iter().map(|path| (path, Access::Write)));
+        files.extend(files_of(address)?);
     }
     Ok(files)
 }
 
-/// The functions of a VM's process by its own report: those of this name, and the others.
-fn split(status: &VmStatus, id: &str) -> [BTreeSet<PathBuf>; 2] {
-    let files = |wanted: bool| {
-        let functions = status.vfio.iter().filter(|one| (one.id == id) == wanted);
-        let paths = functions.map(|one| Path::new(&one.path));
-        let addresses = paths.filter_map(|path| path.file_name()?.to_str()?.parse().ok());
-        let functions = addresses.filter_map(|address| Pci::default().function(address).ok());
-        let files = functions.filter_map(|one| Pci::default().files_for_vfio(&one).ok());
-        files.flatten().collect()
-    };
-    [files(true), files(false)]
-}
-
-/// The files that only the function of this name needs.
-pub(super) fn files_of_one(status: &VmStatus, id: &str) -> Vec<PathBuf> {
-    let [own, others] = split(status, id);
-    own.difference(&others).cloned().collect()
+/// The files through which a VM's process uses one function.
+pub(in crate::machines) fn files_of(address: Address) -> Result<Files, Error> {
+    let paths = Pci::default().files_for_vfio(&function(address)?)?;
+    Ok(paths
+        .into_iter()
+        .map(|path| (path, Access::Write))
+        .collect())
 }

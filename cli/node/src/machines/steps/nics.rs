@@ -260,8 +260,7 @@ impl Lifecycle<'_> {
     pub(crate) fn remove_nic(&self, record: &mut Record, id: &NicId) -> Result<bool, Error> {
         let what = "remove";
         let mut after = record.clone();
-        after.spec = record.spec.without_nic(id);
-        after.mark_releasing(id);
+        after.removes_nic(id);
         self.keep(&after).map_err(failed(id, what))?;
         *record = after;
         self.give_up(record, id).map_err(failed(id, what))
@@ -299,7 +298,7 @@ impl Lifecycle<'_> {
 
     /// Deletes the devices that were created for a NIC and that are no longer in use.
     fn drop_devices(&self, record: &mut Record, id: &NicId) -> Result<(), Error> {
-        if !record.has_created(id) && record.mark_released(id) {
+        if record.mark_released(id) && !record.has_created(id) {
             self.note(record);
         }
         for device in record.created_for(id) {
