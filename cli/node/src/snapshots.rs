@@ -362,7 +362,7 @@ impl Snapshots {
         let is_pending = open(&directory.join(ABOUT)).is_ok_and(|about| about.try_lock().is_ok());
         let is_free = fs::symlink_metadata(&machine).is_err();
         if is_pending && is_free && fs::rename(new.join(MACHINE), &machine).is_ok() {
-            let rest = sync(&directory).and_then(|()| fs::remove_dir_all(&new));
+            let rest = sync(&directory).and_then(|()| remove_any(&new));
             if let Err(error) = rest {
                 tracing::warn!(snapshot = %name, %error, "cannot complete a snapshot");
             }
