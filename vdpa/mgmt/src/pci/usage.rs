@@ -4,14 +4,10 @@
 //! wait in a sleep that no signal ends. `vp-vdpa` and similar drivers wait until
 //! `/dev/vhost-vdpa-N` is closed, `vfio-pci` until its file is. So this check comes first. If a
 //! process opens a file between the check and the action, the kernel still waits.
-//!
-//! A descriptor that is sent and not yet received is in no process. The file of a VFIO group opens
-//! once, and not while the own file of one of its functions is bound to iommufd (Linux 6.6). So a
-//! trial open detects these. It does not detect an own file that is open and not bound.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::{Address, Function, Pci};
 use crate::bus::in_use;
@@ -64,8 +60,7 @@ impl Pci {
                     continue;
                 };
                 let holders = holders(file.rdev());
-                let is_group = path.parent() == Some(&self.vfio);
-                if !holders.is_empty() || is_group && opens_no_more(&path) {
+                if !holders.is_empty() {
                     return Err(in_use(function.address, &holders, &path));
                 }
             }
@@ -98,10 +93,4 @@ impl Pci {
         members.retain(|&address| address != function.address);
         Ok(members)
     }
-}
-
-/// Whether a file that opens once is open, as a trial shows.
-fn opens_no_more(path: &Path) -> bool {
-    let trial = OpenOptions::new().read(true).write(true).open(path);
-    trial.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
