@@ -239,7 +239,12 @@ fn an_upgrade_keeps_vms_and_a_purge_leaves_nothing() {
     assert_eq!(host.property(UNIT, "ActiveState"), "active");
     host.done(&["dpkg", "--purge", "bellhop"]);
     assert_eq!(host.property(UNIT, "LoadState"), "not-found");
-    assert_eq!(leftovers(), before);
+    // The purge also removes an empty directory that another test has left.
+    let left = leftovers();
+    let new = left
+        .lines()
+        .filter(|line| before.lines().all(|old| old != *line));
+    assert_eq!(new.collect::<Vec<_>>(), [""; 0]);
     assert_eq!(group(), None);
     for file in files.lines().map(Path::new) {
         assert!(file.is_dir() || !file.exists(), "{}", file.display());

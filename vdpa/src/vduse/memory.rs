@@ -89,8 +89,8 @@ impl Mappings {
     /// Replaces all mappings with those that the kernel has now. `None`: there are none.
     ///
     /// # Errors
-    /// A mapping is not of whole pages of its file, overlaps another one, or cannot be mapped here; or there
-    /// are more than [`MAPPINGS_MAX`]. None is left then.
+    /// A mapping is not of whole pages of its file, overlaps another one, or cannot be mapped here.
+    /// Or there are more than [`MAPPINGS_MAX`]. None is left then.
     pub fn read(&mut self, device: &Device) -> Result<Option<DeviceMemory>, Error> {
         self.replace(|from| device.mapping(from))
     }

@@ -89,8 +89,8 @@ async fn pass(admission: Option<Admission>, role: Role, request: Request, next: 
     }
 }
 
-/// Waits for the answer to a change, even if the client disconnects meanwhile: otherwise its
-/// outcome would be unknown, and a client could hide it or flood the log.
+/// Waits for the answer to a change, even if the client disconnects meanwhile. Otherwise a client
+/// could hide the outcome, or flood the log.
 async fn to_its_end(
     access: Arc<Access>,
     mut line: Line,

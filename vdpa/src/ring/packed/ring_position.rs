@@ -107,8 +107,8 @@ pub(super) fn ring_position(flags: &[u16]) -> Result<(Position, Position), Error
     Ok((available, used))
 }
 
-/// The entries that a device was about to use together when it ended, so that the first of them is
-/// still available, with the flags that make them available again.
+/// The entries that a device was about to use together when it ended, with the flags that make them
+/// available again. The first of them is still available.
 ///
 /// The device writes the flags from the last entry to the first. So these are used in the lap of
 /// the available entry before them. In any other ring, the lap of a used entry is another one, also
