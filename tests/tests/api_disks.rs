@@ -14,7 +14,7 @@ use faulty_disk::FaultyDisk;
 use lab::api::Client;
 use lab::endurance::{GROWTH, cycles};
 use lab::guest::{BellhopArguments, Guest};
-use lab::node::{Node, small};
+use lab::node::{Node, small, until};
 use lab::sim::require_lab;
 use lab::vmm_process::cost;
 use serde_json::{Value, json};
@@ -408,10 +408,16 @@ fn a_hung_disk_of_a_vm_does_not_hold_its_daemon() {
         assert!(served < limit, "the next daemon served after {served:?}");
     };
     let stopped = |node: &Node| {
-        let vm = node.await_phase("hung", "Stopped").unwrap();
+        node.await_phase("hung", "Stopped").unwrap();
+        let shown = || node.vm("hung").unwrap().unwrap();
+        // The daemon records it after it has removed the process from the record.
+        until("the end has its reason", || {
+            shown()["status"]["last_end"]["reason"] == "Stopped"
+        })
+        .unwrap();
+        let vm = shown();
         let status = &vm["status"];
         assert_eq!(vm["spec"]["state"], "Stopped", "{vm}");
-        assert_eq!(status["last_end"]["reason"], "Stopped", "{vm}");
         assert_eq!(
             [&status["pid"], &status["not_ended"]],
             [&Value::Null; 2],
