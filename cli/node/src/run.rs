@@ -153,7 +153,7 @@ async fn serve(options: &Options) -> Result<(), Error> {
         notifier.ready();
         // One wait across the turns of the loop: other events must not postpone it.
         let mut due = pin!(watchdog(&notifier));
-        let mut servers = pin!(serve_nics_again(&machines));
+        let mut servers = pin!(repair_nics(&machines));
         loop {
             tokio::select! {
                 _ = terminate.recv() => break,
@@ -209,12 +209,12 @@ async fn watchdog(notifier: &Notifier) {
     }
 }
 
-/// Starts the processes of software NICs again that were killed, without an end.
-async fn serve_nics_again(machines: &Arc<Machines>) {
+/// Repairs software NICs, without an end.
+async fn repair_nics(machines: &Arc<Machines>) {
     loop {
         let machines = machines.clone();
         // A panic is logged, and the next turn tries again.
-        let _ = tokio::task::spawn_blocking(move || machines.serve_nics_again()).await;
+        let _ = tokio::task::spawn_blocking(move || machines.repair_nics()).await;
         tokio::time::sleep(BETWEEN_LOOKS).await;
     }
 }

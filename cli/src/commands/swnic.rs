@@ -273,7 +273,7 @@ impl<'a> Keeper<'a> {
                 tracing::warn!("another process has deleted the NIC");
                 return false;
             }
-            Ok(Some((mut store, _))) => self.serve_again(&mut store),
+            Ok(Some((mut store, mut nic))) => self.repair(&mut nic, &mut store),
             Err(error) => self.report(&error),
         }
         thread::sleep(RETRY);
@@ -290,10 +290,10 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    fn serve_again(&mut self, store: &mut LockedStore) {
-        match self.nics.serve_again(self.name, store) {
+    fn repair(&mut self, nic: &mut MadeNic, store: &mut LockedStore) {
+        match self.nics.repair(nic, store) {
             Ok(false) => {}
-            Ok(true) => tracing::warn!("the process of the NIC was started or continued"),
+            Ok(true) => tracing::warn!("repaired the NIC"),
             Err(error) => self.report(&error),
         }
     }
@@ -301,7 +301,7 @@ impl<'a> Keeper<'a> {
     fn report(&mut self, error: &(dyn std::error::Error + 'static)) {
         let text = error.to_string();
         if self.failure != text {
-            tracing::error!(error, "cannot start the process of the NIC again");
+            tracing::error!(error, "cannot repair the NIC");
             self.failure = text;
         }
     }
@@ -309,14 +309,14 @@ impl<'a> Keeper<'a> {
     /// Deletes the NIC once no process has it open. Its user has it served until then.
     fn delete(&mut self) -> Result<(), Error> {
         let mut is_reported = false;
-        while let Some((mut store, nic)) = self.locked()? {
+        while let Some((mut store, mut nic)) = self.locked()? {
             match self.nics.remove(&nic, &mut store) {
                 Err(RemoveError::InUse(error)) => {
                     if !is_reported {
                         tracing::warn!(%error, "the NIC waits for the end of its use");
                     }
                     is_reported = true;
-                    self.serve_again(&mut store);
+                    self.repair(&mut nic, &mut store);
                 }
                 removed => return Ok(removed?),
             }

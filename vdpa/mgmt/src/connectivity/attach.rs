@@ -1,26 +1,15 @@
 //! The steps that connect a function, each recorded before it is done.
 
 use super::Connectivity;
-use super::detach::{Attaching, Note};
+use super::detach::{Attaching, Note, detach};
 use super::error::ConnectivityError;
 use super::kernel::Kernel;
 use super::locate::Place;
-use super::record::{Attached, Change, FunctionVlan, Subject};
+use super::record::{Attached, Change, FunctionVlan, Subject, boot};
 use crate::error::existing;
 use crate::journal::Journal as _;
 use crate::link::{Link, Links, PortVlan, VlanId};
 use crate::sriov::{Vlan, VlanProtocol};
-
-impl Attached {
-    /// The connection of an interface that no longer exists, for another one in its place. `None`:
-    /// it exists, or nothing was changed for it.
-    ///
-    /// # Errors
-    /// The bridge no longer exists, or the kernel cannot be asked.
-    pub(crate) fn lost(&self, links: &Links) -> Result<Option<Connectivity>, ConnectivityError> {
-        lost(links, self)
-    }
-}
 
 impl Connectivity {
     /// Connects the function at this place. Settings that are correct already stay unchanged; the
@@ -53,6 +42,21 @@ impl Connectivity {
         note: Note<'_>,
     ) -> Result<Attached, ConnectivityError> {
         attach(links, self, place, note)
+    }
+
+    /// As [`Self::attach_noting`], after `former`: a connection that may be incomplete, or that of
+    /// another interface. Its changes are undone first, because the new record does not have them.
+    ///
+    /// # Errors
+    /// As [`Self::attach_noting`]; or [`ConnectivityError::NotUndone`].
+    pub(crate) fn attach_again(
+        &self,
+        links: &Links,
+        former: Option<&Attached>,
+        place: &Place,
+        note: Note<'_>,
+    ) -> Result<Attached, ConnectivityError> {
+        attach_again(links, self, former, place, note)
     }
 
     /// Checks that the bridge exists and is suitable; nothing is changed.
@@ -108,27 +112,18 @@ pub(super) fn attach(
     }
 }
 
-pub(super) fn lost(
+pub(super) fn attach_again(
     kernel: &impl Kernel,
-    attached: &Attached,
-) -> Result<Option<Connectivity>, ConnectivityError> {
-    let Subject::Link { index, .. } = &attached.subject else {
-        return Ok(None);
-    };
-    let link = existing(kernel.link_at(*index))?;
-    if attached.changes.is_empty() || link.is_some_and(|link| attached.subject.is(&link)) {
-        return Ok(None);
+    wanted: &Connectivity,
+    former: Option<&Attached>,
+    place: &Place,
+    note: Note<'_>,
+) -> Result<Attached, ConnectivityError> {
+    if let Some(former) = former {
+        // Settings that others have changed since stay.
+        detach(kernel, former, boot().as_deref())?;
     }
-    let mut wanted = Connectivity::default();
-    for change in &attached.changes {
-        match change {
-            Change::Mtu { after, .. } => wanted.mtu = Some(*after),
-            Change::Bridge { index } => wanted.bridge = Some(kernel.link_at(*index)?.name),
-            Change::VlanAdded { after, .. } => wanted.vlan = Some(after.vlan),
-            Change::VlanRemoved { .. } | Change::Up | Change::FunctionVlan { .. } => {}
-        }
-    }
-    Ok(Some(wanted))
+    attach(kernel, wanted, place, note)
 }
 
 /// The requested bridge, if it is suitable for that link.

@@ -31,16 +31,22 @@ pub use error::ConnectivityError;
 pub use locate::{Place, representor};
 pub use record::{Attached, Change, FunctionVlan, LeftAlone};
 
+use serde::{Deserialize, Serialize};
+
 use super::link::VlanId;
 
 /// How to connect a function. Written as `bridge=br0,vlan=100,mtu=9000`, each at most once.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Connectivity {
     /// The Linux bridge that gets the representor as a port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,
     /// The VLAN of the function, which itself sees no tags.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<VlanId>,
     /// The representor's MTU, in bytes. The function's own MTU is set when it is created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
 }
 

@@ -590,3 +590,52 @@ fn each_change_is_recorded_before_it_happens() {
         }
     }
 }
+
+#[test]
+fn a_connection_that_a_kill_interrupts_is_completed_and_undone() {
+    for fake in beginnings() {
+        let before = fake.state.borrow().clone();
+        let (mut records, mut states) = (Vec::new(), Vec::new());
+        let place = fake.place();
+        super::attach::attach(&fake, &wanted(), &place, &mut |attached| {
+            records.push(attached.clone());
+            states.push(fake.state.borrow().clone());
+            Ok(())
+        })
+        .unwrap();
+        let complete = fake.state.borrow().clone();
+        states.push(complete.clone());
+        // The kill came before or after the last change of the record.
+        for (record, state) in records
+            .iter()
+            .zip(&states)
+            .chain(records.iter().zip(&states[1..]))
+        {
+            *fake.state.borrow_mut() = state.clone();
+            let mut note = |_: &Attached| Ok(());
+            let attach = super::attach::attach_again;
+            let attached = attach(&fake, &wanted(), Some(record), &place, &mut note).unwrap();
+            assert_eq!(*fake.state.borrow(), complete);
+            assert_eq!(detach(&fake, &attached, boot().as_deref()).unwrap(), []);
+            assert_eq!(*fake.state.borrow(), before);
+        }
+    }
+}
+
+#[test]
+fn another_interface_gets_the_whole_connection() {
+    for mut fake in beginnings() {
+        let former = attach(&fake, &wanted(), &fake.place()).unwrap();
+        // Deleted, and created again with another index.
+        let new = Fake::new();
+        new.state.borrow_mut().links[2].index = PORT + 1;
+        fake.state = new.state;
+        let place = Place::Link(fake.link_at(PORT + 1).unwrap());
+        let mut note = |_: &Attached| Ok(());
+        super::attach::attach_again(&fake, &wanted(), Some(&former), &place, &mut note).unwrap();
+        let state = fake.state.borrow();
+        let port = &state.links[2];
+        assert_eq!((port.up, port.mtu, port.master), (true, 9000, Some(BRIDGE)));
+        assert_eq!(state.vlans, [PortVlan::access(vlan(100))]);
+    }
+}

@@ -134,6 +134,9 @@ pub enum NicError {
     /// An interface has the name of the tap.
     #[error("there is an interface {0} already: choose another name for the NIC")]
     TapTaken(String),
+    /// Another interface has the name of the tap, which was deleted.
+    #[error("the interface {0} is not the NIC's tap, which was deleted: rename or delete it")]
+    OtherTap(String),
     /// The process of a software NIC cannot be started, found or ended.
     #[error(transparent)]
     Server(io::Error),

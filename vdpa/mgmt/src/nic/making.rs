@@ -92,6 +92,11 @@ impl<'a> Making<'a> {
         })
     }
 
+    /// Notes the index of the connected tap. [`Self::finish`] stores it.
+    pub(super) fn set_tap_index(&mut self, index: u32) {
+        self.nic.set_tap_index(Some(index));
+    }
+
     /// Waits for the kernel's own work.
     pub(super) fn wait<T>(
         &mut self,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::server::Service;
+use super::server::{self, Service};
 use super::step::Step;
 use crate::connectivity::Attached;
 use crate::new_device::check_name;
@@ -103,6 +103,23 @@ impl MadeNic {
             Step::Serve { service } => Some(service),
             _ => None,
         })
+    }
+
+    /// Whether a complete software NIC has no process that runs, or a tap that is not connected.
+    #[must_use]
+    pub fn needs_repair(&self) -> bool {
+        let is_running = || server::is_served(&self.name).is_ok_and(|served| served);
+        let service = self.service().filter(|_| self.state == State::Made);
+        service.is_some_and(|service| !service.is_connected() || !is_running())
+    }
+
+    /// Notes the index of the tap, if that is connected.
+    pub(super) fn set_tap_index(&mut self, index: Option<u32>) {
+        for step in &mut self.steps {
+            if let Step::Serve { service } = step {
+                service.tap_index = index;
+            }
+        }
     }
 
     pub(super) fn connection(&self) -> Option<&Attached> {

@@ -28,6 +28,7 @@ use rustix::process::{
 use serde::{Deserialize, Serialize};
 
 use super::port_queue::PortQueue;
+use crate::connectivity::Connectivity;
 use crate::new_device::check_name;
 
 /// Locks and logs of the processes that serve software NICs.
@@ -41,7 +42,8 @@ const KEPT: [&str; 2] = ["BELLHOP_LOG_FORMAT", "RUST_BACKTRACE"];
 /// The interval of checks of a process that should end.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The settings of a software NIC that its process needs, beside the name.
+/// The settings of a software NIC: those that its process needs, beside the name, and those of its
+/// tap.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Service {
@@ -65,6 +67,12 @@ pub struct Service {
     /// The share of a processor that each pair may spend on polling, in percent.
     #[serde(default)]
     pub poll_percent: u8,
+    /// The connection of the tap. Records of older programs do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connectivity: Option<Connectivity>,
+    /// The interface index of the tap, once that is connected. `None`: the tap may be new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap_index: Option<u32>,
 }
 
 const fn one_pair() -> u16 {
@@ -87,6 +95,11 @@ impl Service {
     /// The tap, if it is deleted with the NIC.
     pub(super) fn own_tap(&self) -> Option<&str> {
         self.tap.as_deref().filter(|_| self.is_own_tap)
+    }
+
+    /// Whether nothing is left to connect.
+    pub(super) fn is_connected(&self) -> bool {
+        self.tap.is_none() || self.tap_index.is_some()
     }
 
     /// The words of the command line that serve it, after the program's name.
@@ -349,11 +362,15 @@ mod tests {
             features: 1 << 33,
             pairs: 4,
             poll_percent: 25,
+            connectivity: Some("bridge=br0,vlan=100,mtu=9000".parse().unwrap()),
+            tap_index: Some(7),
         };
         let words = service.arguments("sw0").join(" ");
         let expected = "swnic sw0 --serve --tap tap0 --mac 02:00:00:00:00:07 --mtu 9000 \
                         --device-features 0x200000000 --queue-pairs 4 --poll 25 --own-tap";
         assert_eq!(words, expected);
+        let record = serde_json::to_string(&service).unwrap();
+        assert_eq!(serde_json::from_str::<Service>(&record).unwrap(), service);
         let service = Service {
             tap: None,
             is_own_tap: false,
@@ -371,11 +388,12 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_queue_pairs_has_one() {
+    fn a_record_of_an_older_program_is_read() {
         let record =
             r#"{"tap":"tap0","is_own_tap":true,"mac":[2,0,0,0,0,7],"mtu":1500,"features":0}"#;
         let service: Service = serde_json::from_str(record).unwrap();
         assert_eq!((service.pairs, service.poll_percent), (1, 0));
+        assert_eq!((&service.connectivity, service.tap_index), (&None, None));
         let service = Service {
             pairs: 16,
             ..service

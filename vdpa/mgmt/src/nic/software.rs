@@ -17,17 +17,17 @@ use super::error::NicError;
 use super::making::Making;
 use super::nics::Nics;
 use super::observer::Observer as _;
-use super::record::{MadeNic, State};
+use super::record::MadeNic;
 use super::request::NicRequest;
 use super::server::{self, Service};
 use super::step::Step;
-use super::store::{LockedStore, StoreError};
+use super::store::LockedStore;
 use super::wait;
 use crate::MgmtDeviceName;
 use crate::connectivity::{Connectivity, Place};
 use crate::error::existing;
 use crate::journal::Outcome;
-use crate::link::{Links, is_interface_name};
+use crate::link::{Link, Links, is_interface_name};
 
 /// The source of such a NIC, in a request.
 pub const SOFTWARE: &str = "software";
@@ -71,25 +71,29 @@ impl Nics {
         self.check_network(&mgmtdev()?)
     }
 
-    /// Starts the processes of a NIC again, if it should have one and has none: it was killed. One
-    /// that is stopped continues. The guest does not notice. Returns whether this did something.
+    /// Repairs a software NIC that [needs](MadeNic::needs_repair) it, and returns whether it did. A
+    /// process that was killed is started again, and one that was stopped continues. A new tap is
+    /// connected. The guest does not notice.
     ///
-    /// The lock of `store` keeps others from deleting the NIC meanwhile.
+    /// `nic` is its record in `store`. The lock keeps others from deleting the NIC meanwhile.
     ///
     /// # Errors
-    /// [`NicError::Server`]: it cannot be started or continued. [`NicError::Store`]: its record
-    /// cannot be read.
-    pub fn serve_again(&self, name: &str, store: &mut LockedStore) -> Result<bool, NicError> {
-        let Some((nic, service)) = to_serve(name, store)? else {
+    /// [`NicError::Server`]: the process cannot be started or continued. [`NicError::OtherTap`]:
+    /// another interface has the tap's name. [`NicError::Connectivity`]: the tap cannot be
+    /// connected. [`NicError::Record`]: the record cannot be stored.
+    pub fn repair(&self, nic: &mut MadeNic, store: &mut LockedStore) -> Result<bool, NicError> {
+        let Some(service) = nic.service().filter(|_| nic.needs_repair()).cloned() else {
             return Ok(false);
         };
-        if server::is_served(name).map_err(NicError::Server)? {
-            return Ok(false);
+        let links = Links::open()?;
+        if !server::resume(nic.name()).map_err(NicError::Server)? {
+            if forget_tap(nic, &service, &links)? {
+                // Before there is another tap.
+                store.keep(nic).map_err(NicError::Record)?;
+            }
+            self.serve(nic.name(), &service)?;
         }
-        if !server::resume(name).map_err(NicError::Server)? {
-            self.serve(name, &service)?;
-            connect_again(nic, store)?;
-        }
+        connect_tap(nic, &service, &links, store)?;
         Ok(true)
     }
 
@@ -98,8 +102,13 @@ impl Nics {
         server::start(program, name, service, self.patience).map_err(NicError::Server)
     }
 
-    /// Ends the process of a NIC, and deletes its VDUSE device and tap.
-    pub(super) fn unserve(&self, name: &str, service: &Service) -> Result<(), NicError> {
+    /// Ends the process of a NIC, and deletes its VDUSE device and tap. Returns the reason if it
+    /// leaves an interface of the tap's name.
+    pub(super) fn unserve(
+        &self,
+        name: &str,
+        service: &Service,
+    ) -> Result<Option<String>, NicError> {
         server::stop(name, self.patience).map_err(NicError::Server)?;
         if Control::exists(name) {
             let control = Control::open()?;
@@ -113,17 +122,22 @@ impl Nics {
                 || Ok(control.destroy(name)?.then_some(())),
             )?;
         }
+        let mut left = None;
         if let Some(tap) = service.own_tap()
-            && existing(Links::open()?.link(tap))?.is_some()
+            && let Some(link) = existing(Links::open()?.link(tap))?
         {
-            // A process before the taps with several queues has created one with one.
-            let queues = Tap::open(tap, service.pairs).or_else(|_| Tap::open(tap, 1))?;
-            for queue in queues {
-                queue.set_persistent(false)?;
+            if may_be_tap(&link, service.tap_index) {
+                // A process before the taps with several queues has created one with one.
+                let queues = Tap::open(tap, service.pairs).or_else(|_| Tap::open(tap, 1))?;
+                for queue in queues {
+                    queue.set_persistent(false)?;
+                }
+            } else {
+                left = Some(format!("the interface {tap}, which is not this NIC's tap"));
             }
         }
         server::forget(name);
-        Ok(())
+        Ok(left)
     }
 }
 
@@ -144,48 +158,62 @@ impl Making<'_> {
         // The process has the settings, and VDUSE takes none with the vDPA device.
         let device = NicRequest::new(&request.name, &request.from);
         self.add_device_with_address(&device, &mgmtdev()?, false)?;
-        let wanted = request.connectivity.as_ref().map(|wanted| Connectivity {
-            mtu: wanted.mtu.or(Some(service.mtu.into())),
-            ..wanted.clone()
-        });
-        match service.tap {
-            Some(tap) => self.connect(wanted.as_ref(), &Subject::Interface(tap)),
-            None => Ok(()),
+        if let Some(tap) = service.tap {
+            let wanted = service.connectivity.as_ref();
+            self.connect(wanted, &Subject::Interface(tap.clone()))?;
+            self.set_tap_index(Links::open()?.link(&tap)?.index);
         }
+        Ok(())
     }
 }
 
-/// The record of a complete NIC, with the settings for its process. Others have none, or none any
-/// more.
-fn to_serve(name: &str, store: &LockedStore) -> Result<Option<(MadeNic, Service)>, StoreError> {
-    let nic = match store.nic(name) {
-        Err(StoreError::NoNic(_)) => return Ok(None),
-        nic => nic?,
+/// Notes that the process will create another tap if its own was deleted. Returns whether `nic` has
+/// changed.
+fn forget_tap(nic: &mut MadeNic, service: &Service, links: &Links) -> Result<bool, NicError> {
+    let (Some(tap), Some(index)) = (&service.tap, service.tap_index) else {
+        return Ok(false);
     };
-    let service = nic.service().filter(|_| nic.state() == State::Made);
-    Ok(service.cloned().map(|service| (nic, service)))
+    match existing(links.link(tap))? {
+        Some(link) if link.index == index => return Ok(false),
+        Some(_) if service.is_own_tap => return Err(NicError::OtherTap(tap.clone())),
+        _ => nic.set_tap_index(None),
+    }
+    Ok(true)
 }
 
-/// Connects the tap if it is a new one in the place of one that was deleted.
-fn connect_again(mut nic: MadeNic, store: &mut LockedStore) -> Result<(), NicError> {
-    let links = Links::open()?;
-    let Some(attached) = nic.connection() else {
+/// Connects the tap of a NIC, unless it is connected.
+fn connect_tap(
+    nic: &mut MadeNic,
+    service: &Service,
+    links: &Links,
+    store: &mut LockedStore,
+) -> Result<(), NicError> {
+    let Some(tap) = &service.tap else {
         return Ok(());
     };
-    let (Some(wanted), Some(tap)) = (attached.lost(&links)?, attached.interface()) else {
+    let link = links.link(tap)?;
+    if service.tap_index == Some(link.index) {
         return Ok(());
-    };
-    let place = Place::Link(links.link(tap)?);
-    let before = nic.clone();
-    let connected = wanted.attach_noting(&links, &place, &mut |attached| {
-        nic.set_connection(attached);
-        store.keep(&nic)
-    });
-    if connected.is_err() {
-        // The record keeps how the NIC was connected.
-        store.keep(&before).map_err(NicError::Record)?;
     }
-    Ok(connected.map(drop)?)
+    let index = link.index;
+    if let Some(wanted) = &service.connectivity {
+        let former = nic.connection().cloned();
+        let place = Place::Link(link);
+        wanted.attach_again(links, former.as_ref(), &place, &mut |attached| {
+            nic.set_connection(attached);
+            store.keep(nic)
+        })?;
+    }
+    nic.set_tap_index(Some(index));
+    store.keep(nic).map_err(NicError::Record)
+}
+
+/// Whether this interface may be the tap of a NIC: the one with the recorded index. Without one it
+/// is a tap that the NIC's process created.
+fn may_be_tap(link: &Link, index: Option<u32>) -> bool {
+    // A tun has the same kind, and no Ethernet address.
+    let is_tap = link.kind.as_deref() == Some("tun") && link.mac.is_some();
+    is_tap && index.is_none_or(|index| index == link.index)
 }
 
 /// The settings for the process of a requested NIC.
@@ -207,6 +235,10 @@ fn service(request: &NicRequest) -> Result<Service, NicError> {
         (None, None) => MTU,
     };
     let tap = || request.tap.clone().unwrap_or_else(|| tap_of(&request.name));
+    let connectivity = request.connectivity.as_ref().map(|wanted| Connectivity {
+        mtu: wanted.mtu.or(Some(mtu.into())),
+        ..wanted.clone()
+    });
     Ok(Service {
         tap: port.is_none().then(tap),
         is_own_tap: port.is_none() && request.tap.is_none(),
@@ -216,6 +248,8 @@ fn service(request: &NicRequest) -> Result<Service, NicError> {
         features: request.device_features.unwrap_or(u64::MAX),
         pairs: request.max_vqp.unwrap_or(1),
         poll_percent: request.poll_percent.unwrap_or_default(),
+        connectivity,
+        tap_index: None,
     })
 }
 
@@ -244,7 +278,7 @@ fn hash(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::store::Store;
+    use super::super::record::State;
     use super::*;
 
     #[test]
@@ -267,32 +301,76 @@ mod tests {
     }
 
     #[test]
-    fn only_a_complete_nic_gets_a_process_again() {
-        let directory = std::env::temp_dir().join(format!("bellhop-again-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&directory);
-        let mut store = Store::open(&directory).unwrap().lock().unwrap();
+    fn the_record_has_the_whole_connection() {
         let request = NicRequest {
-            mtu: Some(1500),
+            mtu: Some(9000),
+            connectivity: Some("bridge=br0,vlan=100".parse().unwrap()),
             ..NicRequest::new("sw0", SOFTWARE)
         };
-        let service = service(&request).unwrap();
-        let mut nic = MadeNic::new("sw0", SOFTWARE, None);
+        let expected = "bridge=br0,vlan=100,mtu=9000".parse().unwrap();
+        assert_eq!(service(&request).unwrap().connectivity, Some(expected));
+    }
+
+    #[test]
+    fn only_a_complete_nic_is_repaired() {
+        let request = NicRequest {
+            mtu: Some(1500),
+            ..NicRequest::new("nowhere", SOFTWARE)
+        };
+        let mut nic = MadeNic::new("nowhere", SOFTWARE, None);
+        nic.set_state(State::Made);
+        assert!(!nic.needs_repair(), "it has no process");
         nic.steps_mut().push(Step::Serve {
-            service: service.clone(),
+            service: service(&request).unwrap(),
         });
-        assert_eq!(to_serve("sw0", &store).unwrap(), None);
         for (state, expected) in [
-            (State::Making, None),
-            (State::Made, Some(service.clone())),
-            (State::Removing, None),
+            (State::Making, false),
+            (State::Made, true),
+            (State::Removing, false),
         ] {
             nic.set_state(state);
-            store.keep(&nic).unwrap();
-            let found = to_serve("sw0", &store).unwrap();
-            let expected = expected.map(|service| (nic.clone(), service));
-            assert_eq!(found, expected, "{state:?}");
+            assert_eq!(nic.needs_repair(), expected, "{state:?}");
         }
-        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_tap_is_connected_once_its_index_is_recorded() {
+        let request = NicRequest {
+            mtu: Some(1500),
+            ..NicRequest::new("nowhere", SOFTWARE)
+        };
+        let mut nic = MadeNic::new("nowhere", SOFTWARE, None);
+        let service = service(&request).unwrap();
+        nic.steps_mut().push(Step::Serve { service });
+        assert!(!nic.service().unwrap().is_connected());
+        nic.set_tap_index(Some(7));
+        assert!(nic.service().unwrap().is_connected());
+        // A port has no tap.
+        let service = Service {
+            tap: None,
+            tap_index: None,
+            ..nic.service().unwrap().clone()
+        };
+        assert!(service.is_connected());
+    }
+
+    #[test]
+    fn only_the_tap_of_the_nic_is_deleted() {
+        let links = Links::open().unwrap();
+        let mut tap = Link {
+            kind: Some("tun".to_owned()),
+            mac: Some([2, 0, 0, 0, 0, 1]),
+            ..links.link("lo").unwrap()
+        };
+        assert!(may_be_tap(&tap, None) && may_be_tap(&tap, Some(tap.index)));
+        assert!(!may_be_tap(&tap, Some(tap.index + 1)));
+        let tun = Link {
+            mac: None,
+            ..tap.clone()
+        };
+        assert!(!may_be_tap(&tun, None));
+        tap.kind = Some("dummy".to_owned());
+        assert!(!may_be_tap(&tap, None));
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Nics {
                 port,
             } => self.delete_port(handle, *pfnum, *sfnum, port.as_ref()),
             Step::ActivatePort { port } => self.deactivate(port),
-            Step::Serve { service } => self.unserve(name, service).map(|()| None),
+            Step::Serve { service } => self.unserve(name, service),
             Step::AddDevice { mgmtdev } => self.delete(name, mgmtdev),
             Step::Connect { attached } => {
                 let left = attached.detach(&link::Links::open()?)?;

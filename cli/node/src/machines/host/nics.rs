@@ -224,9 +224,9 @@ impl Machines {
         let is_ours = |other: &MadeNic| {
             other.name() == request.name && other.owner() == request.owner.as_deref()
         };
-        if let Some(ours) = others.iter().find(|other| is_ours(other)) {
+        if let Some(ours) = others.iter_mut().find(|other| is_ours(other)) {
             if ours.state() == State::Made && by_name(&request.name).is_ok() {
-                nics.serve_again(ours.name(), &mut steps.store)?;
+                nics.repair(ours, &mut steps.store)?;
                 return Ok(());
             }
             nics.remove(ours, &mut steps)?;
@@ -258,33 +258,32 @@ impl Machines {
         Ok(())
     }
 
-    /// Starts the processes of software NICs again that were killed, and continues those that were
-    /// stopped. Their guests do not notice.
-    pub(crate) fn serve_nics_again(&self) {
+    /// Repairs software NICs: see [`Nics::repair`].
+    pub(crate) fn repair_nics(&self) {
         let _one = self.nics.lock();
-        for nic in readable(&self.paths.nics()) {
+        for nic in readable(&self.paths.nics()).filter(MadeNic::needs_repair) {
             let name = nic.name();
-            match self.serve_again(&nic) {
+            match self.repair_nic(name) {
                 Ok(false) => {}
-                Ok(true) => tracing::warn!(nic = name, "started or continued the process of a NIC"),
+                Ok(true) => tracing::warn!(nic = name, "repaired a NIC"),
                 Err(error) => tracing::error!(
                     nic = name,
                     error = &error as &dyn std::error::Error,
-                    "cannot start the process of a NIC again"
+                    "cannot repair a NIC"
                 ),
             }
         }
     }
 
-    /// The same for one NIC. Returns whether this did something.
-    fn serve_again(&self, nic: &MadeNic) -> Result<bool, Error> {
-        let is_served = || nic::server::is_served(nic.name()).is_ok_and(|served| served);
-        if nic.state() != State::Made || !nic.is_software() || is_served() {
-            return Ok(false);
-        }
+    /// Repairs one NIC. Returns whether this did something.
+    fn repair_nic(&self, name: &str) -> Result<bool, Error> {
         // Another process may delete the NIC until this one has the lock.
         let mut store = self.nic_store()?;
-        Ok(Nics::open()?.serve_again(nic.name(), &mut store)?)
+        let mut nic = match store.nic(name) {
+            Err(nic::StoreError::NoNic(_)) => return Ok(false),
+            nic => nic.map_err(unread)?,
+        };
+        Ok(Nics::open()?.repair(&mut nic, &mut store)?)
     }
 
     /// Creates a NIC that belongs to no VM.
