@@ -113,7 +113,7 @@ fn guests_on_one_bridge_exchange_frames_by_split_and_packed_rings() {
     // A NIC in use stays until its user ends.
     split.signal(Signal::TERM).unwrap();
     std::thread::sleep(Duration::from_millis(500));
-    // The command still has it served meanwhile.
+    // The command keeps the NIC running until its user ends.
     let [server, worker] = split.processes().unwrap();
     kill_process(server, Signal::KILL).unwrap();
     split.await_other_worker(worker).unwrap();
@@ -440,7 +440,7 @@ fn the_processes_of_a_broken_device_end_and_the_error_names_the_remedy() {
     nic.signal(Signal::TERM).unwrap();
     let (status, text) = nic.end().unwrap();
     assert!(status.success(), "{text}");
-    let reported = text.matches("cannot start the process").count();
+    let reported = text.matches("cannot repair the NIC").count();
     assert!(reported == 1 && text.contains(wanted), "{text}");
     assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
     Swnic::start("lab-sw0", &words).unwrap();

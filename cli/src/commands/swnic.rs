@@ -17,11 +17,12 @@ use std::time::Duration;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::{Entry, Format, Layout, Listing};
+use vdpa::causes::in_one_line;
 use vdpa::vduse::nic::{Configuration, PACKED, PAIRS_MAX};
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::nic::{
-    LockedStore, MadeNic, NicRequest, Nics, PortQueue, RemoveError, SOFTWARE, Store, StoreError,
-    server as processes,
+    LockedStore, MadeNic, NicRequest, Nics, PortQueue, RemoveError, SOFTWARE, State, Store,
+    StoreError,
 };
 use vmm::config::MacAddress;
 
@@ -211,9 +212,9 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     // Other processes create NICs meanwhile.
     drop(store);
     let shown = show(arguments, &nics, &nic, format);
-    let mut keeper = Keeper::new(&nics, nic.name());
+    let mut keeper = Keeper::new(&nics, nic);
     if shown.is_ok() {
-        while signals.received().is_none() && keeper.look() {}
+        while signals.received().is_none() && keeper.look()? {}
     }
     let deleted = keeper.delete();
     shown.and(deleted).map(|()| Code::Success)
@@ -247,82 +248,122 @@ fn show(arguments: &Arguments, nics: &Nics, nic: &MadeNic, format: Format) -> Re
 /// Keeps the NIC until it is deleted.
 struct Keeper<'a> {
     nics: &'a Nics,
-    name: &'a str,
+    /// Its record when this process last read it.
+    nic: MadeNic,
     /// The last failure. Each attempt may fail for the same reason.
     failure: String,
 }
 
 impl<'a> Keeper<'a> {
-    fn new(nics: &'a Nics, name: &'a str) -> Self {
+    fn new(nics: &'a Nics, nic: MadeNic) -> Self {
         Self {
             nics,
-            name,
+            nic,
             failure: String::new(),
         }
     }
 
-    /// Starts the process of the NIC again if necessary, and pauses. Returns whether the NIC still
-    /// exists.
-    fn look(&mut self) -> bool {
-        if processes::is_served(self.name).is_ok_and(|served| served) {
+    /// Repairs the NIC if necessary, and pauses. Returns whether the NIC still exists.
+    fn look(&mut self) -> Result<bool, Error> {
+        if !self.nic.needs_repair() {
+            self.failure.clear();
             thread::sleep(PAUSE);
-            return true;
+            return Ok(true);
         }
         match self.locked() {
-            Ok(None) => {
-                tracing::warn!("another process has deleted the NIC");
-                return false;
+            Ok(None) => return Ok(false),
+            Ok(Some(mut store)) => {
+                check_complete(&self.nic)?;
+                self.repair(&mut store);
             }
-            Ok(Some((mut store, mut nic))) => self.repair(&mut nic, &mut store),
             Err(error) => self.report(&error),
         }
         thread::sleep(RETRY);
-        true
+        Ok(true)
     }
 
-    /// The records, locked, and that of the NIC as it is now. `None`: another process has deleted
-    /// the NIC.
-    fn locked(&self) -> Result<Option<(LockedStore, MadeNic)>, Error> {
+    /// Locks the records, and reads that of the NIC. `None`: another process has deleted the NIC.
+    fn locked(&mut self) -> Result<Option<LockedStore>, Error> {
         let store = Store::open_default()?.lock()?;
-        match store.nic(self.name) {
-            Err(StoreError::NoNic(_)) => Ok(None),
-            nic => Ok(Some((store, nic?))),
+        match store.nic(self.nic.name()) {
+            Err(StoreError::NoNic(_)) => return Ok(None),
+            // Another NIC of the same name.
+            Ok(nic) if !nic.is_same(&self.nic) => return Ok(None),
+            nic => self.nic = nic?,
         }
+        Ok(Some(store))
     }
 
-    fn repair(&mut self, nic: &mut MadeNic, store: &mut LockedStore) {
-        match self.nics.repair(nic, store) {
-            Ok(false) => {}
-            Ok(true) => tracing::warn!("repaired the NIC"),
+    fn repair(&mut self, store: &mut LockedStore) {
+        match self.nics.repair(&mut self.nic, store) {
+            Ok(is_repaired) => {
+                if is_repaired {
+                    tracing::warn!("repaired the NIC");
+                }
+                self.failure.clear();
+            }
             Err(error) => self.report(&error),
         }
     }
 
     fn report(&mut self, error: &(dyn std::error::Error + 'static)) {
-        let text = error.to_string();
+        let text = in_one_line(error);
         if self.failure != text {
             tracing::error!(error, "cannot repair the NIC");
             self.failure = text;
         }
     }
 
-    /// Deletes the NIC once no process has it open. Its user has it served until then.
+    /// Deletes the NIC once no process has it open. The command keeps the NIC running until its
+    /// user ends.
     fn delete(&mut self) -> Result<(), Error> {
         let mut is_reported = false;
-        while let Some((mut store, mut nic)) = self.locked()? {
-            match self.nics.remove(&nic, &mut store) {
+        while let Some(mut store) = self.locked()? {
+            match self.nics.remove(&self.nic, &mut store) {
                 Err(RemoveError::InUse(error)) => {
                     if !is_reported {
                         tracing::warn!(%error, "the NIC waits for the end of its use");
                     }
                     is_reported = true;
-                    self.repair(&mut nic, &mut store);
+                    self.repair(&mut store);
                 }
                 removed => return Ok(removed?),
             }
             drop(store);
             thread::sleep(PAUSE);
         }
+        tracing::warn!("another process has deleted the NIC");
         Ok(())
+    }
+}
+
+/// Fails if another process has begun to delete the NIC, and has not finished. This process has the
+/// lock, so the other one has ended or failed.
+fn check_complete(nic: &MadeNic) -> Result<(), Error> {
+    if nic.state() != State::Removing {
+        return Ok(());
+    }
+    let name = nic.name();
+    Err(Error::failed(format!(
+        "another process has deleted a part of the NIC {name}; `bellhop nic delete {name}` deletes \
+         the rest"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nic_that_is_deleted_in_part_ends_the_command() {
+        let nic = |state| {
+            let record = serde_json::json!({
+                "version": 1, "name": "sw0", "from": "software", "state": state, "steps": [],
+            });
+            serde_json::from_value::<MadeNic>(record).unwrap()
+        };
+        check_complete(&nic("made")).unwrap();
+        let error = check_complete(&nic("removing")).unwrap_err().to_string();
+        assert!(error.contains("`bellhop nic delete sw0`"), "{error}");
     }
 }

@@ -26,7 +26,8 @@ impl Nics {
         others: &[MadeNic],
         observer: &mut dyn Observer,
     ) -> Result<MadeNic, MakeError> {
-        let nic = MadeNic::new(&request.name, &request.from, request.owner.as_deref());
+        let mut nic = MadeNic::new(&request.name, &request.from, request.owner.as_deref());
+        nic.identify();
         let mut making = Making::new(self, nic, others, observer);
         making
             .run(request)

@@ -1,5 +1,7 @@
 //! The record of a NIC: the data that another process needs to remove it.
 
+use std::fs;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::server::{self, Service};
@@ -10,6 +12,9 @@ use crate::{Error, MgmtDeviceName};
 
 /// The version of records that this program writes and reads.
 pub(super) const VERSION: u32 = 1;
+
+/// The kernel returns another random UUID at each read.
+const UUID: &str = "/proc/sys/kernel/random/uuid";
 
 /// More steps than any NIC has.
 const STEPS_MAX: usize = 32;
@@ -33,6 +38,9 @@ pub struct MadeNic {
     version: u32,
     name: String,
     from: String,
+    /// Random, to tell it from a later NIC of the same name. Records of older programs have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     owner: Option<String>,
     state: State,
@@ -46,10 +54,23 @@ impl MadeNic {
             version: VERSION,
             name: name.to_owned(),
             from: from.to_owned(),
+            id: None,
             owner: owner.map(str::to_owned),
             state: State::Making,
             steps: Vec::new(),
         }
+    }
+
+    /// Gives it a new identity.
+    pub(super) fn identify(&mut self) {
+        let id = fs::read_to_string(UUID).ok();
+        self.id = id.map(|id| id.trim().to_owned());
+    }
+
+    /// Whether `other` is a record of the same NIC, not of another one with its name.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.name, &self.id) == (&other.name, &other.id)
     }
 
     /// Its name, which is also the vDPA device's.
@@ -170,6 +191,8 @@ impl<'de> Deserialize<'de> for MadeNic {
             name: String,
             from: String,
             #[serde(default)]
+            id: Option<String>,
+            #[serde(default)]
             owner: Option<String>,
             state: State,
             steps: Vec<Step>,
@@ -193,6 +216,7 @@ impl<'de> Deserialize<'de> for MadeNic {
             version: raw.version,
             name: raw.name,
             from: raw.from,
+            id: raw.id,
             owner: raw.owner,
             state: raw.state,
             steps: raw.steps,

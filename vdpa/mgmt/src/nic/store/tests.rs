@@ -225,3 +225,20 @@ fn leftovers_of_a_killed_writer_are_deleted_with_the_next_lock() {
     left.sort();
     assert_eq!(left, ["lock", "nic0.json", "others.new"]);
 }
+
+#[test]
+fn a_later_nic_of_the_same_name_is_another_one() {
+    let directory = Directory::new("identity");
+    let mut store = directory.store().lock().unwrap();
+    let mut first = nic("a");
+    // As records of older programs are.
+    assert!(first.is_same(&nic("a")) && !first.is_same(&nic("b")));
+    first.identify();
+    store.keep(&first).unwrap();
+    first.set_state(State::Removing);
+    assert!(store.nic("a").unwrap().is_same(&first));
+    let mut second = nic("a");
+    assert!(!second.is_same(&first));
+    second.identify();
+    assert!(!second.is_same(&first));
+}
