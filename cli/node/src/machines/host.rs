@@ -4,6 +4,7 @@
 
 pub(in crate::machines) mod functions;
 mod nics;
+pub(in crate::machines) mod repairs;
 
 use std::fmt;
 use std::fs::{self, DirBuilder};

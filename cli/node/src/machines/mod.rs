@@ -78,6 +78,7 @@ pub(crate) use self::change::{Change, Put, Removed};
 use self::condition::Condition;
 use self::error::{no_vm, not_running, starting, unfinished};
 use self::health::InError;
+use self::host::repairs::Failures;
 use self::observer::StepObserver;
 use self::operations::{Operations, Requested, Sent};
 use self::outgoing::MigrationReport;
@@ -125,8 +126,8 @@ pub(crate) struct Machines {
     /// Held while a check runs whether another VM has a device.
     reserving: Mutex<()>,
     /// One NIC at a time: VMs queue here instead of at the lock of the records, whose wait has a
-    /// time limit.
-    nics: Mutex<()>,
+    /// time limit. Has the NICs that cannot be repaired.
+    nics: Mutex<Failures>,
     ending: AtomicBool,
     /// devlink reporters in the error state.
     in_error: Mutex<InError>,

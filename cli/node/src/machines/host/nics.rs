@@ -9,13 +9,16 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
+use vdpa::causes::in_one_line;
 use vdpa_mgmt::Connection;
 use vdpa_mgmt::bus::Bus;
 use vdpa_mgmt::nic::{self, Activity, LockedStore, MadeNic, NicRequest, Nics, State};
 use vdpa_mgmt::{ClassConfig, DeviceConfig, ErrorKind, NetConfig};
 use vmm::config::{DeviceSource, VdpaConfig};
 
+use super::repairs::Failure;
 use crate::error::{Error, HOST_FAILED, UNUSABLE};
 use crate::machines::Machines;
 use crate::machines::spec::{ExistingDevice, NicSource, NicSpec, OWNER, VmName, owned_by};
@@ -258,26 +261,54 @@ impl Machines {
         Ok(())
     }
 
-    /// Repairs software NICs: see [`Nics::repair`].
+    /// Repairs software NICs: see [`Nics::repair`]. Attempts that fail become rarer.
     pub(crate) fn repair_nics(&self) {
-        let _one = self.nics.lock();
-        for nic in readable(&self.paths.nics()).filter(MadeNic::needs_repair) {
-            let name = nic.name();
-            match self.repair_nic(name) {
-                Ok(false) => {}
-                Ok(true) => tracing::warn!(nic = name, "repaired a NIC"),
-                Err(error) => tracing::error!(
-                    nic = name,
-                    error = &error as &dyn std::error::Error,
-                    "cannot repair a NIC"
-                ),
-            }
+        let mut failures = self.nics.lock();
+        let mut former = std::mem::take(&mut *failures);
+        for record in records(&self.paths.nics()) {
+            let nic = match record {
+                Ok(nic) if nic.needs_repair() => nic,
+                Ok(_) => continue,
+                Err(error) => {
+                    let text = in_one_line(&error);
+                    let last = former.remove(&text);
+                    if last.is_none() {
+                        log_unread(&error);
+                    }
+                    let failure = Failure::after(last.as_ref(), text.clone(), Instant::now());
+                    failures.insert(text, failure);
+                    continue;
+                }
+            };
+            let failure = match former.remove(nic.name()) {
+                Some(last) if last.pauses(Instant::now()) => Some(last),
+                last => self.repair_nic(nic.name(), last.as_ref()),
+            };
+            failures.extend(failure.map(|failure| (nic.name().to_owned(), failure)));
         }
     }
 
-    /// Repairs one NIC. Returns whether this did something.
-    fn repair_nic(&self, name: &str) -> Result<bool, Error> {
-        // Another process may delete the NIC until this one has the lock.
+    /// Repairs one NIC. Returns the failure, and logs it if its reason is new.
+    fn repair_nic(&self, name: &str, last: Option<&Failure>) -> Option<Failure> {
+        let error = match self.repair_locked(name) {
+            Ok(is_repaired) => {
+                if is_repaired {
+                    tracing::warn!(nic = name, "repaired a NIC");
+                }
+                return None;
+            }
+            Err(error) => error,
+        };
+        let failure = Failure::after(last, in_one_line(&error), Instant::now());
+        if failure.is_new(last) {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(nic = name, error, "cannot repair a NIC");
+        }
+        Some(failure)
+    }
+
+    /// Another process may have deleted the NIC until this one has the lock.
+    fn repair_locked(&self, name: &str) -> Result<bool, Error> {
         let mut store = self.nic_store()?;
         let mut nic = match store.nic(name) {
             Err(nic::StoreError::NoNic(_)) => return Ok(false),
@@ -333,17 +364,21 @@ impl Machines {
     }
 }
 
-/// The records of NICs in this directory. One that cannot be read is logged, and affects no other.
-fn readable(directory: &Path) -> impl Iterator<Item = MadeNic> {
+/// The records of NICs in this directory.
+fn records(directory: &Path) -> Vec<Result<MadeNic, nic::StoreError>> {
     let records = nic::Store::open(directory).and_then(|store| store.each());
-    let records = records.unwrap_or_else(|error| vec![Err(error)]);
-    records.into_iter().filter_map(|record| {
-        let logged = record.inspect_err(|error| {
-            let error: &dyn std::error::Error = error;
-            tracing::error!(error, "cannot read a record of a NIC");
-        });
-        logged.ok()
-    })
+    records.unwrap_or_else(|error| vec![Err(error)])
+}
+
+/// The same. One that cannot be read is logged, and affects no other.
+fn readable(directory: &Path) -> impl Iterator<Item = MadeNic> {
+    let records = records(directory).into_iter();
+    records.filter_map(|record| record.inspect_err(log_unread).ok())
+}
+
+fn log_unread(error: &nic::StoreError) {
+    let error: &dyn std::error::Error = error;
+    tracing::error!(error, "cannot read a record of a NIC");
 }
 
 /// The error for records of NICs that cannot be used: always a failure of the host.
