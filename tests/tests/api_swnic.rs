@@ -20,6 +20,8 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use bridge::{Bridge, ip};
 use cable::{Cable, ENDS};
@@ -89,6 +91,35 @@ fn stop_processes(vm: &Value) {
     .unwrap();
 }
 
+/// Deletes the tap of the NIC of `web` while the bridge is down. The daemon creates another one, and
+/// connects it once the bridge is up.
+#[track_caller]
+fn replace_tap(node: &Node, web: &Value) {
+    let failure = format!("`ip link set {BRIDGE} up`");
+    let failures = || node.said().matches(&failure).count();
+    let killed = server_of(web).unwrap();
+    ip(&format!("link set {BRIDGE} down"));
+    ip("link del web.net0");
+    until("the daemon cannot connect the new tap", || failures() > 0).unwrap();
+    let port = format!("/sys/class/net/{BRIDGE}/brif/web.net0");
+    assert!(server_of(web).is_some_and(|pid| pid != killed));
+    assert!(Path::new("/sys/class/net/web.net0").exists() && !Path::new(&port).exists());
+    // The daemon tries again meanwhile.
+    std::thread::sleep(Duration::from_secs(12));
+    ip(&format!("link set {BRIDGE} up"));
+    until("the new tap is in its VLAN", || {
+        let mut show = Command::new("bridge");
+        let output = show.args(["vlan", "show", "dev", "web.net0"]).output();
+        let text = String::from_utf8(output.unwrap().stdout).unwrap();
+        text.contains(&format!("{VLAN} PVID Egress Untagged")) && text.lines().count() == 2
+    })
+    .unwrap();
+    assert!(Path::new(&port).exists());
+    assert_eq!(failures(), 1);
+    // The bridge learns the carrier of a new port within a second.
+    std::thread::sleep(Duration::from_secs(2));
+}
+
 /// Kills this process of the NIC of `web` while there is no daemon. The next daemon starts another.
 #[track_caller]
 fn start_after_kill(node: &mut Node, server: Pid) {
@@ -134,6 +165,8 @@ fn software_nics_of_vms_survive_the_daemon_and_their_own_processes() {
     assert_polls(&node, &web);
     exchange(&mut guest, &mut peer, &mac);
     stop_processes(&web);
+    exchange(&mut guest, &mut peer, &mac);
+    replace_tap(&node, &web);
     exchange(&mut guest, &mut peer, &mac);
 
     // The processes outlive the daemon. The next daemon finds them, or starts them.

@@ -255,12 +255,20 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     end_flood(&mut guest, kills * 2 * 64, kills);
     peer.command("echo-off").unwrap();
 
-    // A tap that others delete is created and connected again.
-    for nic in [&split, &packed] {
+    // A tap that others delete is created and connected again, also if the bridge is down first.
+    for (nic, is_down) in [(&split, false), (&packed, true)] {
         let [_, worker] = nic.processes().unwrap();
+        if is_down {
+            ip("link set lab-swbr down");
+        }
         ip(&format!("link del {}", nic.name()));
         nic.await_other_worker(worker).unwrap();
         let port = format!("/sys/class/net/lab-swbr/brif/{}", nic.name());
+        if is_down {
+            std::thread::sleep(Duration::from_secs(2));
+            assert!(!Path::new(&port).exists());
+            ip("link set lab-swbr up");
+        }
         let begin = Instant::now();
         while !Path::new(&port).exists() {
             assert!(begin.elapsed() < LIMIT, "{}", nic.log().unwrap());
@@ -466,19 +474,80 @@ fn several_queue_pairs_need_a_tap_with_several_queues() {
     ip("link del lab-tap1");
 }
 
+/// Runs `bellhop nic` with these words.
+#[track_caller]
+fn nic(words: &str) {
+    let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+    let output = command.arg("nic").args(words.split(' ')).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{words}: {text}");
+}
+
 #[test]
 fn the_command_ends_when_another_one_deletes_its_nic() {
     let bridge = Bridge::add("lab-swbr");
-    let nic = Swnic::start("lab-sw0", &["--bridge", bridge.0]).unwrap();
-    let mut delete = Command::new(std::env::var_os("BELLHOP").unwrap());
-    let deleted = delete.args(["nic", "delete", "lab-sw0"]).status().unwrap();
-    assert!(deleted.success());
-    let (status, text) = nic.end().unwrap();
-    assert!(
-        status.success() && text.contains("another process has deleted the NIC"),
-        "{text}"
-    );
+    let words = ["--bridge", bridge.0];
+    let deleted = Swnic::start("lab-sw0", &words).unwrap();
+    nic("delete lab-sw0");
+    let wanted = "another process has deleted the NIC";
+    let (status, text) = deleted.end().unwrap();
+    assert!(status.success() && text.contains(wanted), "{text}");
     assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
+
+    // Another NIC of the same name stays.
+    let replaced = Swnic::start("lab-sw0", &words).unwrap();
+    replaced.signal(Signal::STOP).unwrap();
+    nic("delete lab-sw0");
+    nic("create lab-sw0 --from software --connect bridge=lab-swbr");
+    replaced.signal(Signal::TERM).unwrap();
+    replaced.signal(Signal::CONT).unwrap();
+    let (status, text) = replaced.end().unwrap();
+    assert!(status.success() && text.contains(wanted), "{text}");
+    assert_eq!(remains("lab-sw0").len(), 3);
+    nic("delete lab-sw0");
+
+    // Another process was killed while it deleted the NIC.
+    let incomplete = Swnic::start("lab-sw0", &words).unwrap();
+    let record = "/run/bellhop/nics/lab-sw0.json";
+    let text = std::fs::read_to_string(record).unwrap();
+    std::fs::write(record, text.replace("\"made\"", "\"removing\"")).unwrap();
+    std::fs::write("/sys/class/vduse/lab-sw0/msg_timeout", "1").unwrap();
+    let [server, _] = incomplete.processes().unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    let (status, text) = incomplete.end().unwrap();
+    let wanted = "`bellhop nic delete lab-sw0` deletes the rest";
+    assert!(!status.success() && text.contains(wanted), "{text}");
+    nic("delete lab-sw0");
+    assert_eq!(remains("lab-sw0"), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_tap_of_others_stays() {
+    let bridge = Bridge::add("lab-swbr");
+    let own = Swnic::start("lab-sw0", &["--bridge", bridge.0]).unwrap();
+    std::fs::write("/sys/class/vduse/lab-sw0/msg_timeout", "1").unwrap();
+    let [server, _] = own.processes().unwrap();
+    own.signal(Signal::STOP).unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    ip("link del lab-sw0");
+    for words in ["tuntap add lab-sw0 mode tap", "link add lab-sw0 type dummy"] {
+        ip(words);
+        own.signal(Signal::CONT).unwrap();
+        // The command does not use it either.
+        std::thread::sleep(Duration::from_secs(3));
+        own.processes().unwrap_err();
+        own.signal(Signal::STOP).unwrap();
+        if words.contains("tap") {
+            ip("link del lab-sw0");
+        }
+    }
+    own.signal(Signal::KILL).unwrap();
+    let (_, text) = own.end().unwrap();
+    let reported = text.matches("lab-sw0 is not the NIC's tap").count();
+    assert_eq!(reported, 1, "{text}");
+    nic("delete lab-sw0");
+    assert_eq!(remains("lab-sw0"), [Path::new("/sys/class/net/lab-sw0")]);
+    ip("link del lab-sw0");
 }
 
 #[test]
