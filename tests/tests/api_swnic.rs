@@ -91,8 +91,8 @@ fn stop_processes(vm: &Value) {
     .unwrap();
 }
 
-/// Deletes the tap of the NIC of `web` while the bridge is down. The daemon creates another one, and
-/// connects it once the bridge is up.
+/// Deletes the tap of the NIC of `web` while the bridge is down. The daemon creates another one,
+/// and connects it once the bridge is up.
 #[track_caller]
 fn replace_tap(node: &Node, web: &Value) {
     let failure = format!("`ip link set {BRIDGE} up`");
