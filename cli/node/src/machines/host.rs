@@ -452,7 +452,9 @@ impl Host for Machines {
 
     fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error> {
         self.end_all(vm, identity).map_err(|error| {
-            if let Some(entry) = self.entries().get(vm) {
+            if error.kind() == io::ErrorKind::TimedOut
+                && let Some(entry) = self.entries().get(vm)
+            {
                 entry.view().not_ended = Some(error.to_string());
             }
             unended(error).hint(NOT_ENDED)

@@ -439,22 +439,32 @@ impl Lifecycle<'_> {
             .collect()
     }
 
+    /// As [`Self::delete`]. If the VM was to replace another one, that one gets its devices again,
+    /// and the answer is true.
+    ///
+    /// # Errors
+    /// As [`Self::delete`].
+    pub(crate) fn delete_or_restore(&self, record: &mut Record) -> Result<bool, Error> {
+        let replaces = record.incoming.is_none();
+        self.delete(record)?;
+        if record.phase != Phase::Present {
+            return Ok(false);
+        }
+        // It may be off only until the host's reboot.
+        if replaces {
+            self.restore_or_warn(record);
+        }
+        Ok(true)
+    }
+
     /// Brings the host in line with the record when a daemon starts. Returns whether the VM must be
     /// watched, and whether it must be started.
     ///
     /// # Errors
     /// A step cannot be undone; it stays in the record.
     pub(crate) fn reconcile(&self, record: &mut Record) -> Result<Reconciled, Error> {
-        if record.phase != Phase::Present {
-            let replaces = record.incoming.is_none();
-            self.delete(record)?;
-            if record.phase != Phase::Present {
-                return Ok(Reconciled::None);
-            }
-            // The former VM, which may be off only until the host's reboot.
-            if replaces {
-                self.restore_or_warn(record);
-            }
+        if record.phase != Phase::Present && !self.delete_or_restore(record)? {
+            return Ok(Reconciled::None);
         }
         if record.forget_functions(&self.host.boot()) {
             self.note(record);
