@@ -201,8 +201,8 @@ fn limit_locked_memory(vm: &Value, bytes: Option<u64>) {
     prlimit(Pid::from_raw(pid), Resource::Memlock, limit).unwrap();
 }
 
-/// Plugs a function into a VM whose process may lock no memory. Returns the node of its group, which
-/// the process saw until it refused the function.
+/// Plugs a function into a VM whose process may lock no memory. Returns the node of its group. The
+/// process saw it until it refused the function.
 #[track_caller]
 fn plug_is_refused(node: &Node, path: &str, body: &Value, shown: &Path) -> HeldNode {
     std::thread::scope(|scope| {
@@ -347,9 +347,8 @@ fn guests_talk_through_their_functions_and_a_binding_by_hand_stays() {
     by_hand.bind(NIC_DRIVER).unwrap();
 }
 
-/// A running guest gets a function and gives it back, across a kill of the daemon. Its process keeps
-/// no node through which it could open the function: not of a removed one, and not of one that it
-/// refused.
+/// A running guest gets a function and gives it back, across a kill of the daemon. Its process
+/// keeps no node that opens a function which was removed or refused.
 #[test]
 fn a_running_vm_gets_a_function_and_gives_it_back() {
     let mut node = Node::start("vfio-plug").unwrap();

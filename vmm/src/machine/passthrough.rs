@@ -66,8 +66,8 @@ impl Passthrough {
     /// Opens and resets a function. The first one pins `memory`, which takes long.
     ///
     /// # Errors
-    /// The function cannot be given to a guest; the text has the remedy. Nothing has changed, except
-    /// that KVM's device stays once sysfs shows a usable function.
+    /// The function cannot be given to a guest; the text has the remedy. Nothing has changed. KVM's
+    /// device may stay if sysfs shows a usable function.
     pub(super) fn open(
         &self,
         config: &VfioConfig,
