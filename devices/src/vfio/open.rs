@@ -45,6 +45,16 @@ pub struct VfioOptions {
     pub allow_pf: bool,
 }
 
+impl VfioOptions {
+    /// Checks what sysfs shows of the function, without opening anything.
+    ///
+    /// # Errors
+    /// The function cannot be given to a guest; the text has the remedy.
+    pub fn check(&self) -> Result<(), Error> {
+        check_function(&self.path, self.allow_pf).map(drop)
+    }
+}
+
 /// An open function.
 pub(super) struct HostDevice {
     /// Taken when it is dropped.
