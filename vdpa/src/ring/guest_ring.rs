@@ -44,10 +44,10 @@ impl GuestRing {
     ///
     /// # Errors
     /// Guest memory cannot be used.
-    pub(crate) fn take_back(&self) -> Result<(), Error> {
+    pub(crate) fn restore_unfinished(&self) -> Result<(), Error> {
         match self {
             Self::Split(_) => Ok(()),
-            Self::Packed(ring) => ring.take_back(),
+            Self::Packed(ring) => ring.restore_unfinished(),
         }
     }
 

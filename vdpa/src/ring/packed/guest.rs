@@ -120,7 +120,7 @@ impl GuestRing {
     ///
     /// # Errors
     /// Guest memory cannot be used.
-    pub(crate) fn take_back(&self) -> Result<(), Error> {
+    pub(crate) fn restore_unfinished(&self) -> Result<(), Error> {
         let last = self.size - 1;
         let flags = std::iter::once(last).chain(0..self.size).map(|index| {
             let address = self.entry(index) + DESCRIPTOR_FLAGS;

@@ -240,7 +240,7 @@ impl Pair {
             Begin::AtBase => info.base.at_used(),
             Begin::WhereTheRingIs => {
                 let ring = self.ring(&info, features)?;
-                ring.take_back()?;
+                ring.restore_unfinished()?;
                 ring.used_position()?
             }
         };

@@ -100,7 +100,7 @@ fn a_ring_of_a_killed_device_shows_its_position() {
             ring.write_result(at.index, 4, id, flags).unwrap();
         }
         assert_eq!(ring.ring_position().is_err(), first < 4);
-        ring.take_back().unwrap();
+        ring.restore_unfinished().unwrap();
         assert_eq!(ring.ring_position().unwrap(), base);
         let base = base.at_used();
         pair.device = DeviceQueue::new(ring, base, features(false, false)).unwrap();
