@@ -23,7 +23,7 @@
 //!
 //! The function is pure: the source of the flags does not matter.
 
-use super::super::guest::DESCRIPTOR_F_NEXT;
+use super::super::guest::{DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT};
 use super::{DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, Position};
 use crate::Error;
 
@@ -113,10 +113,13 @@ pub(super) fn ring_position(flags: &[u16]) -> Result<(Position, Position), Error
 /// The device writes the flags from the last entry to the first. So these are used in the lap of
 /// the available entry before them. In any other ring, the lap of a used entry is another one, also
 /// while the driver adds. `flags` begin with those of the last entry, read before the others.
+///
+/// The device's flags replace the driver's, so a used entry does not show whether its buffer was an
+/// indirect table. If one entry has a table, the others may have had one: there are no results.
 pub(super) fn unfinished(flags: &[u16]) -> Vec<(u16, u16)> {
     let mut found = Vec::new();
-    if flags.iter().any(|flags| flags & DESCRIPTOR_F_NEXT != 0) {
-        // The ring does not show its position then.
+    let unclear = DESCRIPTOR_F_NEXT | DESCRIPTOR_F_INDIRECT;
+    if flags.iter().any(|flags| flags & unclear != 0) {
         return found;
     }
     let Some((&last, entries)) = flags.split_first() else {
