@@ -40,7 +40,8 @@ impl GuestRing {
     }
 
     /// Has a packed ring show its position again if the device before was killed while it used
-    /// several entries together. No device may work on the ring.
+    /// several entries together. Only for the receive queue of a driver with mergeable buffers,
+    /// which are one descriptor each. No device may work on the ring.
     ///
     /// # Errors
     /// Guest memory cannot be used.

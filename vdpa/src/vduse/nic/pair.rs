@@ -240,7 +240,9 @@ impl Pair {
             Begin::AtBase => info.base.at_used(),
             Begin::WhereTheRingIs => {
                 let ring = self.ring(&info, features)?;
-                ring.restore_unfinished()?;
+                if index == RECEIVE && is_mergeable(features) {
+                    ring.restore_unfinished()?;
+                }
                 ring.used_position()?
             }
         };
@@ -271,7 +273,7 @@ impl Pair {
         let size = ring.size();
         let ring = DeviceQueue::new(ring, info.base, RingFeatures::of(features))?;
         if index == RECEIVE {
-            let mergeable = features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
+            let mergeable = is_mergeable(features);
             let packed = features & 1 << VIRTIO_F_RING_PACKED != 0;
             let is_in_use = info.base != VringBase::initial(packed);
             self.receive.restart(mergeable, size, is_in_use);
@@ -435,6 +437,11 @@ impl Pair {
         }
         Ok(())
     }
+}
+
+/// Whether a frame for the driver may take several buffers.
+fn is_mergeable(features: u64) -> bool {
+    features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0
 }
 
 /// Has the thread wait for frames of the tap, too.
