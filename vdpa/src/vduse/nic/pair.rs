@@ -6,7 +6,8 @@
 //!                               ^---- enter ------'
 //! ```
 //! A ring that is not mapped at the moment waits for the next change of the mappings. The tap's
-//! queue gets frames once the driver has filled the receive queue: it is attached then.
+//! queue gets frames once the driver has filled the receive queue: it is attached from then to the
+//! reset.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -186,6 +187,11 @@ impl Pair {
             queue.owes_interrupt = false;
         }
         self.receive.stop();
+        if let Err(error) = self.port.set_attached(false) {
+            // A reset does not need the tap.
+            let error: &dyn std::error::Error = &error;
+            tracing::debug!(error, "a queue of the tap stays attached");
+        }
         self.is_attached = false;
         self.features = None;
         self.memory = None;
