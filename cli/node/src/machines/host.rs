@@ -579,20 +579,16 @@ impl Host for Machines {
         self.with_files(vm, files, || self.runtime.block_on(plug).map(drop))
     }
 
-    fn unplug_disk(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error> {
-        let vmm = self.api_of(vm);
-        let status = self.runtime.block_on(vmm.status());
-        let disks = status.map(|status| status.disks).unwrap_or_default();
-        let (removed, others): (Vec<_>, Vec<_>) =
-            disks.into_iter().partition(|one| one.id == id.as_str());
+    fn unplug_disk(
+        &self,
+        vm: &VmName,
+        id: &DeviceId,
+        image: Option<&Path>,
+    ) -> Result<bool, Error> {
         let is_gone = |status: &VmStatus| status.disks.iter().all(|one| one.id != id.as_str());
         let gone = self.give_up(vm, &format!("/v1/vm/disks/{id}"), is_gone)?;
-        if gone {
-            // Another disk may have the same read-only image.
-            let is_used = |path: &str| others.iter().any(|other| other.path == path);
-            let images = removed.into_iter().map(|disk| disk.path);
-            let unused = images.filter(|path| !is_used(path)).map(PathBuf::from);
-            self.hide_files(vm, &unused.collect::<Vec<_>>());
+        if gone && let Some(image) = image {
+            self.hide_files(vm, &[image.to_owned()]);
         }
         Ok(gone)
     }
