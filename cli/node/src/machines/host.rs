@@ -538,6 +538,8 @@ impl Host for Machines {
         // A process of an earlier version refuses the member, so it is only sent for a change.
         let backup = (there != backup).then_some(backup);
         if fd.is_none() && backup.is_none() {
+            // The daemon may have been killed before it did so, or the VM's report is wrong.
+            self.hide_devices(vm, |_| {});
             return Ok(());
         }
         let files = self.devices_to_open(vm, nic)?;
