@@ -392,9 +392,11 @@ impl Host for Machines {
     }
 
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error> {
-        if let Ok(path) = by_name(device) {
-            // Another VM's device may get the same path and number.
-            self.hide_files(vm, &[path]);
+        // Another VM's device may get the same path and number.
+        match by_name(device) {
+            Ok(path) => self.hide_files(vm, &[path]),
+            // The host has removed it.
+            Err(_) => self.hide_devices(vm, |_| {}),
         }
         self.delete_device(vm, device)
     }
