@@ -304,11 +304,16 @@ impl Machines {
         };
         released(&mut record);
         let nics = record.nics_now(vm).chain(record.former_nics().cloned());
-        // A device that is gone needs no file.
-        let devices = nics.filter_map(|nic| self.devices_to_open(vm, &nic).ok());
+        // A device that is gone needs no file. The other device of its NIC does.
+        let devices = nics.flat_map(|nic| {
+            let backup = self.backup_path(vm, &nic).ok().flatten();
+            [self.character_device_of(vm, &nic).ok(), backup]
+        });
         let functions = record.functions_in_guest();
         let functions = functions.filter_map(|function| functions::files_of(function).ok());
-        let kept: Vec<PathBuf> = devices.chain(functions).flat_map(paths_of).collect();
+        let functions = functions.flat_map(paths_of);
+        let mut kept: Vec<PathBuf> = devices.flatten().chain(functions).collect();
+        kept.retain(|path| path.exists());
         self.change_jail(vm, |jail| jail.hide_devices_except(&kept));
     }
 
