@@ -251,6 +251,12 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
     Error::context(format!("cannot use {}", path.display()))
 }
 
+/// Whether a VM's process uses a device that exists, by the path that it reports. A captured process
+/// reports any path, such as one on storage that does not answer. So that one is not looked up.
+fn is_path_of(reported: &Path, device: &Path) -> bool {
+    fs::canonicalize(device).is_ok_and(|opened| reported == device || reported == opened)
+}
+
 /// Ends a process if it exists.
 pub(super) fn end(identity: Identity) -> io::Result<()> {
     Process::open(identity)?.map_or(Ok(()), |process| process.end(GRACE))
@@ -561,9 +567,11 @@ impl Host for Machines {
         let Ok(status) = self.runtime.block_on(self.api_of(vm).status()) else {
             return false;
         };
-        let wanted = self.device_of(vm, nic);
+        let Ok(wanted) = self.character_device_of(vm, nic) else {
+            return false;
+        };
         let there = status.nics.iter().find(|one| one.id == nic.id().as_str());
-        there.is_some_and(|one| fs::canonicalize(&one.path).is_ok_and(|path| path == wanted))
+        there.is_some_and(|one| is_path_of(Path::new(&one.path), &wanted))
     }
 
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, Error> {
@@ -784,5 +792,40 @@ fn gone_or(process: &Process, otherwise: ProcessState) -> ProcessState {
     match process.wait(Duration::ZERO) {
         Ok(true) => ProcessState::Gone,
         _ => otherwise,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn directory(name: &str) -> PathBuf {
+        let directory = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).unwrap();
+        directory.canonicalize().unwrap()
+    }
+
+    #[test]
+    fn a_reported_path_is_compared_and_not_looked_up() {
+        let directory = directory("node-reported");
+        let [device, link, other] = ["device", "link", "other"].map(|name| directory.join(name));
+        fs::write(&device, "").unwrap();
+        for link in [&link, &other] {
+            symlink(&device, link).unwrap();
+        }
+        // The process reports the path that it received, or the one of the descriptor.
+        assert!(is_path_of(&device, &device));
+        assert!(is_path_of(&device, &link));
+        assert!(is_path_of(&link, &link));
+        assert!(!is_path_of(&other, &device));
+        assert!(!is_path_of(&other, &link));
+        fs::remove_file(&device).unwrap();
+        assert!(!is_path_of(&device, &device), "the device is gone");
+        fs::remove_dir_all(directory).unwrap();
     }
 }
