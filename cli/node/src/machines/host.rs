@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use bellhop_api::machine::{
     WantedState,
 };
 use devices::virtio::block::disk::Disk;
+use rustix::fs::Mode;
 use vdpa_mgmt::pci::FormerDriver;
 use vmm::boot::{self, BootSource};
 use vmm::config::{DeviceSource, DiskConfig, VfioConfig, VmConfig};
@@ -251,6 +252,20 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
     Error::context(format!("cannot use {}", path.display()))
 }
 
+/// Deletes what is not a log that the VM's process can use, at the path of a log and at that of the
+/// older one. A captured process before may have put it there.
+fn free_log(log: &Path) -> Result<(), Error> {
+    for path in [log.to_owned(), logs::older(log)] {
+        let is_usable = |found: fs::Metadata| {
+            found.is_file() && Mode::from_raw_mode(found.mode()).contains(Mode::RUSR | Mode::WUSR)
+        };
+        if fs::symlink_metadata(&path).is_ok_and(|found| !is_usable(found)) {
+            remove_any(&path).map_err(file(&path))?;
+        }
+    }
+    Ok(())
+}
+
 /// Whether a VM's process uses a device that exists, by the path that it reports. A captured process
 /// reports any path, such as one on storage that does not answer. So that one is not looked up.
 fn is_path_of(reported: &Path, device: &Path) -> bool {
@@ -415,6 +430,9 @@ impl Host for Machines {
         // After a reboot of the host one of them is missing.
         self.make_directories(vm)?;
         let log = self.paths.log(vm);
+        for log in [&log, &self.paths.console_log(vm)] {
+            free_log(log)?;
+        }
         let socket = self.paths.api_socket(vm);
         let mark = self.paths.runtime_of(vm);
         let mut arguments = vec![
@@ -799,7 +817,7 @@ fn gone_or(process: &Process, otherwise: ProcessState) -> ProcessState {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 
@@ -808,6 +826,32 @@ mod tests {
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir(&directory).unwrap();
         directory.canonicalize().unwrap()
+    }
+
+    #[test]
+    fn a_log_is_kept_and_anything_else_at_its_paths_is_deleted() {
+        let directory = directory("node-odd-logs");
+        let [log, older, kept] = ["a.log", "a.log.1", "kept"].map(|name| directory.join(name));
+        fs::write(&kept, "kept").unwrap();
+        free_log(&log).unwrap();
+        for path in [&log, &older] {
+            let none = || assert!(fs::symlink_metadata(path).is_err(), "{}", path.display());
+            fs::create_dir_all(path.join("a/b")).unwrap();
+            free_log(&log).unwrap();
+            none();
+            symlink(&kept, path).unwrap();
+            free_log(&log).unwrap();
+            none();
+            fs::write(path, "text").unwrap();
+            free_log(&log).unwrap();
+            assert_eq!(fs::read(path).unwrap(), b"text");
+            // Its user could not open it.
+            fs::set_permissions(path, PermissionsExt::from_mode(0)).unwrap();
+            free_log(&log).unwrap();
+            none();
+        }
+        assert_eq!(fs::read(&kept).unwrap(), b"kept");
+        fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::ops::RangeInclusive;
-use std::os::unix::fs::lchown;
+use std::os::unix::fs::{PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -180,6 +180,8 @@ pub(super) fn is_root() -> bool {
 pub(super) fn give(directory: &Path, user: u32) -> io::Result<()> {
     // The user may have created links.
     lchown(directory, Some(user), Some(user))?;
+    // A captured process may have closed its own directory.
+    fs::set_permissions(directory, PermissionsExt::from_mode(0o700))?;
     for entry in fs::read_dir(directory)? {
         lchown(entry?.path(), Some(user), Some(user))?;
     }
