@@ -260,10 +260,10 @@ impl JailFiles<'_> {
         let jail = Path::new("/").join(JAIL);
         self.inside(|_| {
             let failed = |source| FileError {
-                path: PathBuf::from("/dev"),
+                path: PathBuf::from("/"),
                 source,
             };
-            for device in character_devices(&jail.join("dev")).map_err(failed)? {
+            for device in character_devices(&jail).map_err(failed)? {
                 let path = device.strip_prefix(&jail).unwrap_or(&device);
                 let path = Path::new("/").join(path);
                 if !kept.contains(&path) && !DEVICES.iter().any(|own| path == Path::new(own)) {
@@ -321,14 +321,25 @@ fn remove(path: &Path) -> bool {
     // No mount is there yet, or a device.
     let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
     let unmounted = rustix::mount::unmount(&there, flags).is_ok();
-    path.starts_with("/dev") && remove_node(&there).is_ok() || unmounted
+    remove_node(&there) || unmounted
 }
 
-/// Removes a device node. The process may have a descriptor of the node itself (`O_PATH`), and
-/// could open the device through it. So the node loses its user first.
-fn remove_node(node: &Path) -> io::Result<()> {
+/// Removes a device node of the jail, at whatever path: a disk or a NIC may be named by a link.
+/// Returns whether there was one. The process may have a descriptor of the node itself (`O_PATH`),
+/// and could open the device through it. So the node loses its user first.
+fn remove_node(node: &Path) -> bool {
+    let jail = fs::symlink_metadata(Path::new("/").join(JAIL));
+    let is_node = jail.and_then(|jail| {
+        let there = fs::symlink_metadata(node)?;
+        let kind = there.file_type();
+        // Another file system may be the process's.
+        Ok(there.dev() == jail.dev() && (kind.is_char_device() || kind.is_block_device()))
+    });
+    if !is_node.unwrap_or(false) {
+        return false;
+    }
     let _ = lchown(node, Some(0), Some(0));
-    fs::remove_file(node)
+    fs::remove_file(node).is_ok()
 }
 
 /// The character devices below a directory, in its file system: another one may be the process's.
@@ -340,7 +351,10 @@ fn character_devices(directory: &Path) -> io::Result<Vec<PathBuf>> {
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
             let metadata = entry.metadata()?;
-            if metadata.is_dir() && metadata.dev() == file_system {
+            if metadata.dev() != file_system {
+                continue;
+            }
+            if metadata.is_dir() {
                 directories.push(entry.path());
             } else if metadata.file_type().is_char_device() {
                 found.push(entry.path());
