@@ -609,12 +609,7 @@ impl Host for Machines {
         self.with_files(vm, files, || self.runtime.block_on(plug).map(drop))
     }
 
-    fn unplug_disk(
-        &self,
-        vm: &VmName,
-        id: &DeviceId,
-        image: Option<&Path>,
-    ) -> Result<bool, Error> {
+    fn unplug_disk(&self, vm: &VmName, id: &DeviceId, image: Option<&Path>) -> Result<bool, Error> {
         let is_gone = |status: &VmStatus| status.disks.iter().all(|one| one.id != id.as_str());
         let gone = self.give_up(vm, &format!("/v1/vm/disks/{id}"), is_gone)?;
         if gone && let Some(image) = image {

@@ -146,12 +146,7 @@ pub(crate) trait Host: Send + Sync {
     fn plug_disk(&self, vm: &VmName, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error>;
     /// Requests the running VM to release a disk. Returns whether it has no disk of this name now.
     /// Then the VM no longer sees `image` either.
-    fn unplug_disk(
-        &self,
-        vm: &VmName,
-        id: &DeviceId,
-        image: Option<&Path>,
-    ) -> Result<bool, Error>;
+    fn unplug_disk(&self, vm: &VmName, id: &DeviceId, image: Option<&Path>) -> Result<bool, Error>;
     /// Announces the guest's place on these NICs to the network, unless the guest does so itself. A
     /// failed announcement is not an error.
     fn announce(&self, vm: &VmName, nics: &[NicSpec]);

@@ -385,7 +385,11 @@ fn the_image_of_a_removed_disk_is_unneeded_unless_another_file_is_the_same() {
     }
     assert!(record.mark_disk_released(&a));
     record.removes_disk(&c);
-    assert_eq!(record.unneeded_image(&c), None, "another removed disk has it");
+    assert_eq!(
+        record.unneeded_image(&c),
+        None,
+        "another removed disk has it"
+    );
     assert!(record.mark_disk_released(&b));
     // A repeated request.
     record.removes_disk(&c);
@@ -395,7 +399,11 @@ fn the_image_of_a_removed_disk_is_unneeded_unless_another_file_is_the_same() {
     let read: Record = serde_json::from_value(stored.clone()).unwrap();
     assert_eq!(read.unneeded_image(&c), Some(image));
     // A record of an earlier version.
-    stored.as_object_mut().unwrap().remove("removed_images").unwrap();
+    stored
+        .as_object_mut()
+        .unwrap()
+        .remove("removed_images")
+        .unwrap();
     let read: Record = serde_json::from_value(stored).unwrap();
     assert!(read.removed_disks().contains(&c));
     assert_eq!(read.unneeded_image(&c), None);

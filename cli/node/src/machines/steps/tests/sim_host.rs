@@ -381,12 +381,7 @@ impl Host for Fake {
         })
     }
 
-    fn unplug_disk(
-        &self,
-        _: &VmName,
-        id: &DeviceId,
-        image: Option<&Path>,
-    ) -> Result<bool, Error> {
+    fn unplug_disk(&self, _: &VmName, id: &DeviceId, image: Option<&Path>) -> Result<bool, Error> {
         let image = image.map(|image| image.display().to_string());
         self.call(|sim_host| {
             let stubborn = std::mem::take(&mut sim_host.stubborn);
