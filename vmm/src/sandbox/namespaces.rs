@@ -25,7 +25,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, lchown};
 use std::path::{Component, Path, PathBuf};
 use std::thread;
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, StatxFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
@@ -328,14 +328,15 @@ fn remove(path: &Path) -> bool {
 /// Returns whether there was one. The process may have a descriptor of the node itself (`O_PATH`),
 /// and could open the device through it. So the node loses its user first.
 fn remove_node(node: &Path) -> bool {
-    let jail = fs::symlink_metadata(Path::new("/").join(JAIL));
-    let is_node = jail.and_then(|jail| {
-        let there = fs::symlink_metadata(node)?;
-        let kind = there.file_type();
-        // Another file system may be the process's.
-        Ok(there.dev() == jail.dev() && (kind.is_char_device() || kind.is_block_device()))
-    });
-    if !is_node.unwrap_or(false) {
+    let jail = identify(&Path::new("/").join(JAIL));
+    // Another file system may be the process's.
+    let is_node = match (identify(node), jail) {
+        (Ok((kind, there)), Ok((_, jail))) => {
+            there == jail && matches!(kind, FileType::CharacterDevice | FileType::BlockDevice)
+        }
+        _ => false,
+    };
+    if !is_node {
         return false;
     }
     let _ = lchown(node, Some(0), Some(0));
@@ -344,24 +345,32 @@ fn remove_node(node: &Path) -> bool {
 
 /// The character devices below a directory, in its file system: another one may be the process's.
 fn character_devices(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let file_system = fs::symlink_metadata(directory)?.dev();
+    let (_, file_system) = identify(directory)?;
     let mut found = Vec::new();
     let mut directories = vec![directory.to_owned()];
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
-            let metadata = entry.metadata()?;
-            if metadata.dev() != file_system {
-                continue;
-            }
-            if metadata.is_dir() {
-                directories.push(entry.path());
-            } else if metadata.file_type().is_char_device() {
-                found.push(entry.path());
+            // That of a mount point, not of the file that is mounted there.
+            let kind = entry.file_type()?;
+            let path = entry.path();
+            if kind.is_char_device() {
+                found.push(path);
+            } else if kind.is_dir() && identify(&path)?.1 == file_system {
+                directories.push(path);
             }
         }
     }
     Ok(found)
+}
+
+/// The type of a file, and its file system. It sends no request to a file server, which may not
+/// answer.
+fn identify(path: &Path) -> io::Result<(FileType, (u32, u32))> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let found = rustix::fs::statx(CWD, path, flags, StatxFlags::TYPE)?;
+    let kind = FileType::from_raw_mode(found.stx_mode.into());
+    Ok((kind, (found.stx_dev_major, found.stx_dev_minor)))
 }
 
 /// Opens a file of the host for a jail of `user`.
