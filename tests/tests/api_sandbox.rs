@@ -427,8 +427,8 @@ fn disks_snapshots_and_upgrades_work_inside() {
 fn removed_disks_and_former_devices_leave_the_sandbox() {
     require_lab().unwrap();
     // Before the daemon: a device in use cannot be deleted.
-    let device = SimDevice::net("linked", MAC, 1500).unwrap();
-    let other = SimDevice::net("other", OTHER_MAC, 1500).unwrap();
+    let device = SimDevice::net("former", MAC, 1500).unwrap();
+    let other = SimDevice::net("later", MAC, 1500).unwrap();
     let mut daemon = Daemon::start("leave");
     let [link, disk] = ["nic", "img"].map(|name| daemon.beside(name));
     let _ = fs::remove_file(&link);

@@ -19,7 +19,6 @@ use bellhop_api::machine::{
     WantedState,
 };
 use devices::virtio::block::disk::Disk;
-use rustix::fs::Mode;
 use vdpa_mgmt::pci::FormerDriver;
 use vmm::boot::{self, BootSource};
 use vmm::config::{DeviceSource, DiskConfig, VfioConfig, VmConfig};
@@ -256,9 +255,7 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
 /// older one. A captured process before may have put it there.
 fn free_log(log: &Path) -> Result<(), Error> {
     for path in [log.to_owned(), logs::older(log)] {
-        let is_usable = |found: fs::Metadata| {
-            found.is_file() && Mode::from_raw_mode(found.mode()).contains(Mode::RUSR | Mode::WUSR)
-        };
+        let is_usable = |found: fs::Metadata| found.is_file() && found.mode() & 0o600 == 0o600;
         if fs::symlink_metadata(&path).is_ok_and(|found| !is_usable(found)) {
             remove_any(&path).map_err(file(&path))?;
         }
