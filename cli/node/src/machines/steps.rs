@@ -26,6 +26,7 @@ mod outgoing;
 mod replacing;
 
 use std::fmt;
+use std::path::Path;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
@@ -144,7 +145,8 @@ pub(crate) trait Host: Send + Sync {
     /// Plugs a disk into the running VM, unless it has the disk.
     fn plug_disk(&self, vm: &VmName, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error>;
     /// Requests the running VM to release a disk. Returns whether it has no disk of this name now.
-    fn unplug_disk(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error>;
+    /// Then the VM no longer sees `image` either.
+    fn unplug_disk(&self, vm: &VmName, id: &DeviceId, image: Option<&Path>) -> Result<bool, Error>;
     /// Announces the guest's place on these NICs to the network, unless the guest does so itself. A
     /// failed announcement is not an error.
     fn announce(&self, vm: &VmName, nics: &[NicSpec]);
