@@ -209,6 +209,8 @@ pub struct FunctionDescription {
 /// A function of the host in the guest; see the module.
 #[derive(Debug)]
 pub struct VfioPciDevice {
+    /// Dropped before `host`: its mapped pages keep the device open.
+    state: Mutex<State>,
     id: String,
     host: Box<dyn Host>,
     driver: String,
@@ -223,7 +225,6 @@ pub struct VfioPciDevice {
     logged: AtomicBool,
     /// Whether the device has reported an error since its last reset.
     failed: AtomicBool,
-    state: Mutex<State>,
 }
 
 #[derive(Debug)]
