@@ -22,6 +22,8 @@ pub(super) enum Fault {
     /// Any write, which changes nothing.
     Write,
     SetVectors,
+    /// The host has only so many vectors.
+    Vectors(usize),
     DisableVectors,
     SetError,
     Reset,
@@ -152,6 +154,11 @@ impl Host for Arc<Model> {
         self.fails(Fault::SetVectors)?;
         let mut state = self.state.lock();
         let first = usize::try_from(first).unwrap();
+        if let Some(Fault::Vectors(left)) = state.fault
+            && first + eventfds.len() > left
+        {
+            return Err(io::ErrorKind::Other.into());
+        }
         // New ones follow the old ones, or there were none.
         assert_eq!(first, state.connected);
         state.connected = first + eventfds.len();

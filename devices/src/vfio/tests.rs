@@ -127,6 +127,7 @@ fn vectors_are_connected_as_the_guest_unmasks_them() {
         rig.description.resizable = resizable;
         let device = rig.open().unwrap();
         let control = shown(&device)[0].1 + 2;
+        device.write_config(4, &[2, 0]);
         unmask(&device, 0);
         assert_eq!(rig.model.connected(), 0);
         device.write_config(control, &[0, 0x80]);
@@ -151,6 +152,20 @@ fn vectors_are_connected_as_the_guest_unmasks_them() {
         assert_eq!(rig.model.connected(), 2);
         device.reset();
         assert_eq!(rig.model.connected(), 0);
+
+        // The vectors that work stay if the host has no more of them.
+        device.write_config(4, &[2, 0]);
+        rig.model.set_fault(Some(Fault::Vectors(1)));
+        unmask(&device, 0);
+        device.write_config(control, &[0, 0x80]);
+        assert_eq!(device.describe().connected, 1);
+        rig.vectors.get(0).delivered();
+        unmask(&device, 2);
+        assert_eq!((rig.model.connected(), device.describe().connected), (1, 1));
+        assert!(rig.vectors.get(0).delivered().is_some(), "a lost trigger");
+        rig.model.set_fault(None);
+        unmask(&device, 1);
+        assert_eq!(rig.model.connected(), 3);
     }
 }
 
