@@ -486,12 +486,17 @@ impl PciFunction for VfioPciDevice {
 
     fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
+        // After an FLR the bus still decodes the BARs. A reset waits until the access ends.
+        let state = self.state.lock();
+        if !state.config.space.memory_decoding() {
+            return;
+        }
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let MsixPlaces { table, pending, .. } = &self.msix_places;
         if let Some(offset) = table.locate(bar, offset, len) {
-            self.state.lock().msix.read_table(offset, data);
+            state.msix.read_table(offset, data);
         } else if let Some(offset) = pending.locate(bar, offset, len) {
-            self.state.lock().msix.read_pending(offset, data);
+            state.msix.read_pending(offset, data);
         } else if !table.touches(bar, offset, len)
             && !pending.touches(bar, offset, len)
             && self.has(bar, offset, len)
@@ -505,11 +510,14 @@ impl PciFunction for VfioPciDevice {
     }
 
     fn write_bar(&self, bar: u8, offset: u64, data: &[u8]) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if !state.config.space.memory_decoding() {
+            return;
+        }
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let MsixPlaces { table, pending, .. } = &self.msix_places;
         if let Some(offset) = table.locate(bar, offset, len) {
-            let mut state = self.state.lock();
-            let state = &mut *state;
             state.msix.write_table(offset, data);
             state.interrupts.update(&*self.host, &state.msix);
         } else if !table.touches(bar, offset, len)

@@ -102,6 +102,13 @@ fn pages_are_mapped_while_the_memory_is_enabled() {
     assert_eq!((rig.model.resets(), rig.model.command()), (2, 0));
     assert_eq!(config_u32(&device, 4) & 0xffff, 0);
     assert_eq!(config_u32(&device, express + 8) & 0x8000, 0);
+    // Its BARs do not answer then, though the bus still decodes them.
+    let writes = rig.model.state.lock().writes.len();
+    for address in [NARROW_WINDOW + 0x900, NARROW_WINDOW + 0xc, WIDE_WINDOW] {
+        memory.write(address, &[0; 4]);
+        assert_eq!(read(address), u32::MAX);
+    }
+    assert_eq!(rig.model.state.lock().writes.len(), writes);
     pci.write_config(slot, 0x20, &WIDE_WINDOW.to_le_bytes());
     pci.write_config(slot, 4, &[6, 0]);
     assert_eq!(rig.mapped(), [WIDE_WINDOW]);
