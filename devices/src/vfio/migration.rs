@@ -34,7 +34,7 @@ use vfio_ioctls::{DmaLoggingRange, VfioError};
 
 use super::host::CONFIG;
 use super::open::HostDevice;
-use super::{COMMAND, COMMAND_MASK, State, VfioPciDevice, uapi};
+use super::{COMMAND, State, VfioPciDevice, reset, uapi};
 use crate::Error;
 use crate::pci::{ConfigSpace, ConfigSpaceState, MsixState};
 
@@ -468,8 +468,7 @@ impl VfioPciDevice {
         state.stopped = running.is_err();
         if let Err(error) = running {
             tracing::error!(device = %self.id, %error, "the function does not resume: reset it");
-            // As if it had reported that itself: an alarm until its reset.
-            let _ = self.signals.error.write(1);
+            self.report_failure();
         }
     }
 
@@ -517,7 +516,7 @@ impl VfioPciDevice {
         if saved.early == 0 && !state.transfer.taken.is_empty() {
             // The function was reset at the source after it had handed them out.
             state.transfer.taken.clear();
-            self.host.reset().map_err(refused())?;
+            reset(&*self.host, || false).map_err(refused())?;
             state.transfer.reset();
         }
         if u64::try_from(state.transfer.taken.len()) != Ok(saved.early) {
@@ -545,7 +544,7 @@ impl VfioPciDevice {
         }
         state.config.space = space;
         // It is stopped, so it does not write yet.
-        let command = state.config.space.read_u16(COMMAND) & COMMAND_MASK;
+        let command = state.config.space.read_u16(COMMAND) & state.allowed();
         let written = self
             .host
             .write(CONFIG, COMMAND.into(), &command.to_le_bytes());

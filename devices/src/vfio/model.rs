@@ -27,8 +27,10 @@ pub(super) enum Fault {
     DisableVectors,
     SetError,
     Reset,
-    /// A reset while the host unbinds the device.
+    /// A reset while another task of the host has the device.
     Busy,
+    /// So many resets.
+    Busier(u32),
     /// The mapping with this number.
     Map(usize),
     /// The change to this state of a migration.
@@ -51,6 +53,8 @@ pub(super) struct ModelState {
     pub(super) request: Option<RawFd>,
     pub(super) error: Option<RawFd>,
     pub(super) resets: usize,
+    /// The last reset has failed.
+    pub(super) unreset: bool,
     pub(super) maps: usize,
     pub(super) fault: Option<Fault>,
     pub(super) abilities: Abilities,
@@ -129,6 +133,7 @@ impl Host for Arc<Model> {
         if region == CONFIG {
             let command = u16::from_le_bytes(data.try_into().unwrap());
             assert_eq!((offset, command & !6), (4, 0), "not in the allowlist");
+            assert!(!state.unreset || command & 4 == 0, "DMA before a reset");
             let mapped = self.mappings.all();
             assert!(command & 2 != 0 || mapped.is_empty(), "{mapped:?}");
             state.stale = failed.is_err();
@@ -187,12 +192,24 @@ impl Host for Arc<Model> {
             let state = self.state.lock();
             assert!(state.command == 0 || state.stale);
         }
-        self.state.lock().resets += 1;
-        self.state.lock().migration = RUNNING;
-        if self.fails(Fault::Busy).is_err() {
-            return Err(io::ErrorKind::WouldBlock.into());
+        let mut state = self.state.lock();
+        state.unreset = true;
+        match &mut state.fault {
+            Some(Fault::Busy) => return Err(io::ErrorKind::WouldBlock.into()),
+            Some(Fault::Busier(0)) => state.fault = None,
+            Some(Fault::Busier(more)) => {
+                *more -= 1;
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            _ => {}
         }
-        self.fails(Fault::Reset)
+        state.resets += 1;
+        state.migration = RUNNING;
+        if state.fault == Some(Fault::Reset) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        state.unreset = false;
+        Ok(())
     }
 }
 

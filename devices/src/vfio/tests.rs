@@ -217,9 +217,10 @@ fn an_error_of_the_device_is_shown_until_its_reset() {
     assert!(device.has_failed());
     rig.model.set_fault(None);
     device.reset();
+    assert!(!device.take_error());
     let shown = device.describe();
     assert!(!shown.failed);
-    assert_eq!((shown.errors, shown.resets, shown.failures), (1, 2, 1));
+    assert_eq!((shown.errors, shown.resets, shown.failures), (2, 2, 1));
     device.reset();
     assert_eq!(device.describe().resets, 2);
 
@@ -228,6 +229,33 @@ fn an_error_of_the_device_is_shown_until_its_reset() {
     rig.model.set_fault(Some(Fault::SetError));
     let device = rig.open().unwrap();
     assert!(!device.take_error());
+}
+
+#[test]
+fn a_function_that_is_not_reset_gets_no_dma_and_is_reported() {
+    let rig = Rig::virtio();
+    let device = rig.open().unwrap();
+    // Another task of the host has it for a moment.
+    device.write_config(4, &[6, 0]);
+    rig.model.set_fault(Some(Fault::Busier(2)));
+    device.reset();
+    assert_eq!((rig.model.resets(), device.describe().failures), (2, 0));
+    assert!(!device.take_error() && !device.has_failed());
+    for fault in [Fault::Busy, Fault::Reset] {
+        device.write_config(4, &[6, 0]);
+        assert_eq!(rig.model.command(), 6);
+        rig.model.set_fault(Some(fault));
+        device.reset();
+        assert!(device.take_error() && device.has_failed(), "{fault:?}");
+        rig.model.set_fault(None);
+        // The guest boots again.
+        device.write_config(4, &[6, 0]);
+        assert_eq!((rig.model.command(), config_u32(&device, 4) & 6), (2, 6));
+        device.reset();
+        assert!(!device.take_error() && !device.has_failed());
+    }
+    device.write_config(4, &[6, 0]);
+    assert_eq!(rig.model.command(), 6);
 }
 
 #[test]
