@@ -326,25 +326,30 @@ impl VfioPciDevice {
     /// The driver refuses it.
     pub fn log_writes(&self, on: bool) -> Result<(), Error> {
         let mut state = self.state.lock();
-        if state.logging == on {
-            return Ok(());
-        }
-        if !on && state.transfer.given.take().is_some() {
-            let left = self.host.set_state(RUNNING);
-            if let Err(error) = left {
-                tracing::error!(device = %self.id, %error, "the function stays in PRE_COPY");
+        if on {
+            // It may not have left PRE_COPY before.
+            self.run(&mut state);
+            if state.stopped {
+                return Err(Error::other("the function does not run: reset it"));
             }
+        } else if state.transfer.given.take().is_some() {
+            // If it stays in PRE_COPY, an alarm lasts until its reset. The next move tries again.
+            state.stopped = true;
+            self.run(&mut state);
         }
-        let done = if on {
-            self.host.start_log()
-        } else {
-            self.host.stop_log()
-        };
-        state.logging = on && done.is_ok();
-        done.map_err(Error::context(
-            "the driver cannot log what the function writes",
-        ))?;
-        if on && self.abilities.early {
+        // A log that could not be ended covers more than the new one.
+        if state.logging != on {
+            let done = if on {
+                self.host.start_log()
+            } else {
+                self.host.stop_log()
+            };
+            done.map_err(Error::context(
+                "the driver cannot log what the function writes",
+            ))?;
+            state.logging = on;
+        }
+        if on && self.abilities.early && state.transfer.given.is_none() {
             let entered = self.host.set_state(PRE_COPY);
             entered.map_err(Error::context("the driver does not begin the transfer"))?;
             state.transfer.given = Some(0);
@@ -436,7 +441,9 @@ impl VfioPciDevice {
     pub fn save(&self, max: usize) -> Result<VfioState, Error> {
         let mut state = self.state.lock();
         if state.stopped {
-            return Err(Error::other("the function is saved already"));
+            return Err(Error::other(
+                "the function is saved already, or does not run: reset it",
+            ));
         }
         state.stopped = true;
         let early = state.transfer.given.take().unwrap_or(0);

@@ -38,6 +38,7 @@ pub(super) enum Fault {
     ReadData,
     WriteData,
     StartLog,
+    StopLog,
     TakeLog,
 }
 
@@ -285,6 +286,7 @@ impl MigrationHost for Arc<Model> {
     }
 
     fn stop_log(&self) -> io::Result<()> {
+        self.fails(Fault::StopLog)?;
         assert!(self.state.lock().log.take().is_some());
         Ok(())
     }
