@@ -363,6 +363,12 @@ impl VfioPciDevice {
         self.state.lock().transfer.given.unwrap_or(0)
     }
 
+    /// Bytes of early data that it has got so far.
+    #[must_use]
+    pub fn early_taken(&self) -> usize {
+        self.state.lock().transfer.taken.len()
+    }
+
     /// Returns the next early data of the function, at most `max` bytes; none if it has none now.
     ///
     /// # Errors
