@@ -112,9 +112,10 @@ impl OpenDevice {
             drop(ManuallyDrop::into_inner(device));
             return;
         }
-        tracing::debug!(
+        tracing::warn!(
             device = %directory.display(),
-            "the host takes the function: its kernel takes the group out of the container"
+            "/sys does not show the function's driver: its IOMMU group leaves the container when \
+             the host has unbound it"
         );
         // SAFETY: needed to close the descriptor, which `drop` would have done. The value is
         // leaked, so its descriptor is closed once.
