@@ -11,6 +11,9 @@ use crate::kvm_trace;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+/// The process ID of the kernel's thread that starts the others.
+const KTHREADD: &str = "2";
+
 /// Collects evidence about the process `pid`, in lines. An unreadable item is named in its place.
 pub fn of(pid: u32) -> String {
     let kvm = kvm_trace::sample().unwrap_or_else(|error| report(&error));
@@ -28,16 +31,26 @@ pub fn of_running(pid: u32) -> String {
     }
 }
 
-/// Evidence about all guests of this lab host, for a file of tests that exceeds its time limit.
+/// Evidence about this lab host, for a file of tests that exceeds its time limit. It has the
+/// threads of each process, and those of the kernel that cannot be interrupted.
 pub fn of_all() -> String {
-    let processes = kvm_trace::processes().unwrap_or_default();
-    let threads: String = processes
-        .iter()
-        .map(|pid| format!("the threads of the process {pid}:\n{}", threads(*pid)))
-        .collect();
+    let processes = match files::list(Path::new("/proc")) {
+        Ok(entries) => entries.iter().filter_map(|path| process(path)).collect(),
+        Err(error) => report(&error),
+    };
     let kvm = kvm_trace::sample().unwrap_or_else(|error| report(&error));
     let fault = emulator::marked(&kvm);
-    format!("{threads}{kvm}{fault}\n")
+    format!("{processes}{kvm}{fault}\n")
+}
+
+/// The threads of the process at this entry of `/proc`. A thread of the kernel counts only if it
+/// cannot be interrupted.
+fn process(entry: &Path) -> Option<String> {
+    let pid: u32 = entry.file_name()?.to_str()?.parse().ok()?;
+    let (state, parent) = state(entry);
+    let of_kernel = [parent.as_str(), &pid.to_string()].contains(&KTHREADD);
+    (!of_kernel || state == "D")
+        .then(|| format!("the threads of the process {pid}:\n{}", threads(pid)))
 }
 
 /// One line for each thread: ID, name, state, kernel wait channel, system call, kernel stack.
@@ -54,7 +67,7 @@ fn threads(pid: u32) -> String {
             all,
             "{id} {} state {} wchan {} syscall {} stack {}",
             line_of(task, "comm"),
-            state(task),
+            state(task).0,
             line_of(task, "wchan"),
             line_of(task, "syscall"),
             line_of(task, "stack"),
@@ -71,18 +84,22 @@ fn line_of(task: &Path, file: &str) -> String {
     }
 }
 
-/// The letter of proc(5), such as R or D.
-fn state(task: &Path) -> String {
+/// The letter of proc(5), such as R or D, and the ID of the parent process.
+fn state(task: &Path) -> (String, String) {
     let stat = files::read_text(&task.join("stat")).unwrap_or_default();
-    // The name before it may contain anything, even parentheses.
-    let state = stat
-        .rsplit_once(')')
-        .and_then(|(_, rest)| rest.split_whitespace().next());
-    state.unwrap_or("?").to_owned()
+    // The name before them may contain anything, even parentheses.
+    let (_, rest) = stat.rsplit_once(')').unwrap_or(("", "? ?"));
+    let mut fields = rest.split_whitespace().map(str::to_owned);
+    (
+        fields.next().unwrap_or_default(),
+        fields.next().unwrap_or_default(),
+    )
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     #[test]
     fn each_thread_has_a_line() {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
@@ -101,5 +118,14 @@ mod tests {
         drop(stop);
         other.join().unwrap().unwrap_err();
         assert!(super::threads(u32::MAX).contains("cannot"));
+    }
+
+    #[test]
+    fn a_process_is_listed_and_an_idle_thread_of_the_kernel_is_not() {
+        let of = |pid: u32| super::process(&PathBuf::from(format!("/proc/{pid}")));
+        assert!(of(std::process::id()).unwrap().contains(" state "));
+        assert_eq!(super::process(Path::new("/proc/self")), None);
+        let kthreadd = super::KTHREADD.parse().unwrap();
+        assert_eq!(of(kthreadd), None);
     }
 }

@@ -7,8 +7,8 @@
 
 use crate::error::{Error, Result};
 use crate::files;
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -36,7 +36,11 @@ const COUNTERS: [&str; 5] = [
 /// [`Error::File`] without rights, tracefs or debugfs.
 pub fn sample() -> Result<String> {
     let instance = Path::new(INSTANCE);
-    std::fs::create_dir(instance).map_err(Error::file("create", instance))?;
+    match std::fs::create_dir(instance) {
+        // Of a process that was killed while it sampled.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        created => created.map_err(Error::file("create", instance))?,
+    }
     let seen = look(instance);
     std::fs::remove_dir(instance).map_err(Error::file("remove", instance))?;
     seen
@@ -86,24 +90,6 @@ fn look(instance: &Path) -> Result<String> {
     Ok(seen)
 }
 
-/// The processes that have machines.
-///
-/// # Errors
-/// [`Error::File`] without rights or debugfs.
-pub fn processes() -> Result<BTreeSet<u32>> {
-    let machines = files::list(Path::new(KVM))?;
-    Ok(machines
-        .iter()
-        .filter_map(|path| process_of(path))
-        .collect())
-}
-
-/// The process of a machine's directory, whose name is `PID-DESCRIPTOR`. Other files have no dash.
-fn process_of(machine: &Path) -> Option<u32> {
-    let (pid, _) = machine.file_name()?.to_str()?.split_once('-')?;
-    pid.parse().ok()
-}
-
 /// `machine: counter value, …` of each machine.
 fn counted() -> Result<String> {
     let mut all = String::new();
@@ -124,15 +110,4 @@ fn counted() -> Result<String> {
         all.push_str("; ");
     }
     Ok(all)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn machines_name_their_processes() {
-        assert_eq!(process_of(Path::new("/debug/kvm/165-11")), Some(165));
-        assert_eq!(process_of(Path::new("/debug/kvm/exits")), None);
-    }
 }

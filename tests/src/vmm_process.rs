@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::files;
+use std::collections::BTreeSet;
+use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,6 +45,21 @@ pub fn cost(pid: u32) -> Result<Cost> {
         pinned_kib: kib_of(&status, "VmPin")?.saturating_add(kib_of(&status, "VmLck")?),
         mappings,
     })
+}
+
+/// The open descriptors of a process. Each has its number and its file, such as
+/// `7 /dev/vhost-vdpa-0`.
+///
+/// # Errors
+/// [`Error::File`] if there is no such process.
+pub fn descriptors(pid: u32) -> Result<BTreeSet<String>> {
+    let all = files::list(&PathBuf::from(format!("/proc/{pid}/fd")))?;
+    // A descriptor may be closed during the scan.
+    let open = all.iter().filter_map(|path| {
+        let (number, file) = (path.file_name()?, fs::read_link(path).ok()?);
+        Some(format!("{} {}", number.display(), file.display()))
+    });
+    Ok(open.collect())
 }
 
 /// The processor time of a process and its threads, also of its guest: user and system time.
@@ -178,6 +195,10 @@ Anonymous:            28 kB
         let cost = cost(std::process::id()).unwrap();
         assert!(cost.own_kib > 0 && cost.own_kib < cost.rss_outside_ram_kib);
         assert!(cost.descriptors > 0 && cost.threads > 0);
+        let own = fs::File::open("/dev/null").unwrap();
+        let line = format!("{} /dev/null", std::os::fd::AsRawFd::as_raw_fd(&own));
+        let open = descriptors(std::process::id()).unwrap();
+        assert!(open.contains(&line), "{open:?}");
         assert!(super::cost(u32::MAX).is_err());
         let resident = resident(std::process::id()).unwrap();
         assert!(resident.own_kib > 0 && resident.own_kib < resident.all_kib);

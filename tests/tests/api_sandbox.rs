@@ -10,7 +10,7 @@ mod node;
 mod tls_files;
 
 use lab::node::Node;
-use lab::sim::require_lab;
+use lab::sim::{SimDevice, require_lab};
 use node::{Daemon, NOTICE, Traces, nic, until};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -419,6 +419,68 @@ fn disks_snapshots_and_upgrades_work_inside() {
     delete(&daemon);
     fs::remove_file(disk).unwrap();
     fs::remove_dir_all(snapshot).unwrap();
+}
+
+/// The guest drives nothing, so it releases a disk at the reset only, late and while another daemon
+/// runs than the one that was asked.
+#[test]
+fn removed_disks_and_former_devices_leave_the_sandbox() {
+    require_lab().unwrap();
+    // Before the daemon: a device in use cannot be deleted.
+    let device = SimDevice::net("former", MAC, 1500).unwrap();
+    let other = SimDevice::net("later", MAC, 1500).unwrap();
+    let mut daemon = Daemon::start("leave");
+    let [link, disk] = ["nic", "img"].map(|name| daemon.beside(name));
+    let _ = fs::remove_file(&link);
+    std::os::unix::fs::symlink(device.path(), &link).unwrap();
+    fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let mut spec = daemon.tiny(&json!([{ "id": "net0", "path": link }]));
+    spec["spec"]["disks"] = json!([{ "id": "data", "path": disk }]);
+    daemon.api.done("PUT", "/v1/vms/one", Some(&spec)).unwrap();
+    let vm = daemon.await_phase("one", "Running");
+    let inside = |path: &Path| {
+        let path = format!("/proc/{}/root{}", pid(&vm), path.display());
+        fs::symlink_metadata(path)
+    };
+    let is_device = |path: &Path| inside(path).is_ok_and(|found| found.rdev() != 0);
+    assert!(is_device(&link));
+    assert_eq!(inside(&disk).unwrap().len(), 1 << 20);
+
+    let path = "/v1/vms/one/disks/data";
+    let asked = daemon.api.ask("DELETE", path, None).unwrap();
+    assert_eq!(asked.status, 202, "{}", asked.body);
+    daemon.restart(true);
+    daemon.await_phase("one", "Running");
+    assert_eq!(inside(&disk).unwrap().len(), 1 << 20, "the guest has it");
+    daemon.api.done("POST", "/v1/vms/one/reset", None).unwrap();
+    // The mount point stays, an empty file.
+    until("the image is hidden", || inside(&disk).unwrap().len() == 0);
+
+    assert!(is_device(&link) && !is_device(other.path()));
+    let body = json!({ "path": other.path() });
+    let path = "/v1/vms/one/nics/net0";
+    daemon.api.done("PATCH", path, Some(&body)).unwrap();
+    assert!(!is_device(&link) && is_device(other.path()));
+
+    // As a captured process could leave its directory.
+    let state = Path::new(vm["status"]["log"].as_str().unwrap());
+    let state = state.parent().unwrap();
+    let hard = json!({ "state": "Stopped", "mode": "hard" });
+    let path = "/v1/vms/one/state";
+    daemon.api.done("PUT", path, Some(&hard)).unwrap();
+    daemon.await_phase("one", "Stopped");
+    for name in ["vmm.log", "vmm.log.1", "console.log", "console.log.1"] {
+        let _ = fs::remove_file(state.join(name));
+        fs::create_dir_all(state.join(name).join("nested")).unwrap();
+    }
+    fs::set_permissions(state, PermissionsExt::from_mode(0o600)).unwrap();
+    let start = json!({ "state": "Running" });
+    daemon.api.done("PUT", path, Some(&start)).unwrap();
+    daemon.await_phase("one", "Running");
+    assert!(state.join("console.log").metadata().unwrap().is_file());
+    daemon.delete("one");
+    fs::remove_file(link).unwrap();
+    fs::remove_file(disk).unwrap();
 }
 
 /// Memory in KiB.

@@ -15,15 +15,19 @@ mod host;
 mod support;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use end_to_end::{attached, created, deleted, spec, up};
 use lab::node::{Node, until};
 use lab::process::output;
 use lab::sriov::{ManagedFunction, SriovNic, VirtualFunction};
 use lab::traffic::{Frames, exchange_between};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 use support::bellhop;
 use vdpa_mgmt::topology;
@@ -130,6 +134,92 @@ fn files_of(vm: &Value) -> Vec<String> {
     files
 }
 
+/// The IOMMU group of a function.
+fn group(function: &VirtualFunction<'_>) -> String {
+    let group = fs::read_link(directory(function).join("iommu_group")).unwrap();
+    group.file_name().unwrap().to_string_lossy().into_owned()
+}
+
+/// A device node in the root of a VM's process, with a descriptor that names the node and does not
+/// open the device. A captured process may have one.
+#[derive(Debug)]
+struct HeldNode {
+    path: PathBuf,
+    node: File,
+}
+
+impl HeldNode {
+    fn open(path: &Path) -> std::io::Result<Self> {
+        let mut options = OpenOptions::new();
+        let node = options.read(true).custom_flags(libc::O_PATH).open(path)?;
+        let path = path.to_owned();
+        Ok(Self { path, node })
+    }
+
+    /// A node of the same device beside this one. The daemon does not know it.
+    fn stray(&self) -> Self {
+        let path = self.path.with_file_name("stray");
+        let like = self.node.metadata().unwrap();
+        let mode = Mode::from_raw_mode(0o600);
+        mknodat(CWD, &path, FileType::CharacterDevice, mode, like.rdev()).unwrap();
+        chown(&path, Some(like.uid()), Some(like.gid())).unwrap();
+        Self::open(&path).unwrap()
+    }
+
+    #[track_caller]
+    fn assert_usable_by_vm(&self, vm: &Value) {
+        let user = vm_user(vm);
+        assert_eq!(self.node.metadata().unwrap().uid(), user, "{self:?}");
+    }
+
+    #[track_caller]
+    fn assert_gone_and_of_root(&self) {
+        let shown = fs::symlink_metadata(&self.path);
+        assert!(shown.is_err(), "{self:?} stays: {shown:?}");
+        let node = self.node.metadata().unwrap();
+        let rights = (node.uid(), node.gid(), node.mode() & 0o077);
+        assert_eq!(rights, (0, 0, 0), "{self:?}");
+    }
+}
+
+/// The user of a VM's process, which is not root.
+fn vm_user(vm: &Value) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{}/status", vm["status"]["pid"])).unwrap();
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:\t"));
+    let user = users.unwrap().split('\t').next().unwrap().parse().unwrap();
+    assert_ne!(user, 0, "{status}");
+    user
+}
+
+/// Limits the memory that a VM's process locks, in bytes. `None` means no limit.
+fn limit_locked_memory(vm: &Value, bytes: Option<u64>) {
+    let pid = i32::try_from(vm["status"]["pid"].as_i64().unwrap()).unwrap();
+    let limit = Rlimit {
+        current: bytes,
+        maximum: None,
+    };
+    prlimit(Pid::from_raw(pid), Resource::Memlock, limit).unwrap();
+}
+
+/// Plugs a function into a VM whose process may lock no memory. Returns the node of its group. The
+/// process saw it until it refused the function.
+#[track_caller]
+fn plug_is_refused(node: &Node, path: &str, body: &Value, shown: &Path) -> HeldNode {
+    std::thread::scope(|scope| {
+        let plug = scope.spawn(|| node.api.ask("PUT", path, Some(body)).unwrap());
+        let mut held = None;
+        while held.is_none() && !plug.is_finished() {
+            held = HeldNode::open(shown).ok();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let answer = plug.join().unwrap();
+        let text = format!("{} {}\n{}", answer.status, answer.body, node.said());
+        assert_eq!(answer.status, 422, "{text}");
+        assert!(text.contains("LimitMEMLOCK="), "{text}");
+        held.unwrap_or_else(|| panic!("{} never appeared: {text}", shown.display()))
+    })
+}
+
 /// The names in a directory, sorted.
 fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
@@ -150,8 +240,7 @@ fn a_function_is_bound_kept_across_daemons_and_given_back() {
     let mut node = Node::start("vfio").unwrap();
     let nic = enable(1);
     let function = nic.vf(0).unwrap();
-    let group = fs::read_link(directory(&function).join("iommu_group")).unwrap();
-    let group = group.file_name().unwrap().to_string_lossy().into_owned();
+    let group = group(&function);
     let before = Before::now(&node);
     put(&node, &tiny(&node, &function));
     assert_eq!(function.driver().as_deref(), Some(VFIO));
@@ -258,7 +347,8 @@ fn guests_talk_through_their_functions_and_a_binding_by_hand_stays() {
     by_hand.bind(NIC_DRIVER).unwrap();
 }
 
-/// A running guest gets a function and gives it back, across a kill of the daemon.
+/// A running guest gets a function and gives it back, across a kill of the daemon. Its process
+/// keeps no node that opens a function which was removed or refused.
 #[test]
 fn a_running_vm_gets_a_function_and_gives_it_back() {
     let mut node = Node::start("vfio-plug").unwrap();
@@ -268,12 +358,23 @@ fn a_running_vm_gets_a_function_and_gives_it_back() {
     let (vm, mut guest) = created(&node, "one", &spec(&json!([])));
     let path = "/v1/vms/one/vfio/vf";
     let body = json!({ "host": function.address() });
+    let pid = &vm["status"]["pid"];
+    let shown = PathBuf::from(format!("/proc/{pid}/root/dev/vfio/{}", group(&function)));
+    limit_locked_memory(&vm, Some(0));
+    let refused = plug_is_refused(&node, path, &body, &shown);
+    limit_locked_memory(&vm, None);
+    refused.assert_gone_and_of_root();
+    assert_eq!(files_of(&vm), Vec::<String>::new());
+    assert_eq!(function.driver().as_deref(), Some(NIC_DRIVER));
+
     for status in [201, 200] {
         let answer = node.api.ask("PUT", path, Some(&body)).unwrap();
         assert_eq!(answer.status, status, "{}\n{}", answer.body, node.said());
     }
     assert_eq!(function.driver().as_deref(), Some(VFIO));
     assert_eq!(files_of(&vm).len(), 3);
+    let own = HeldNode::open(&shown).unwrap();
+    own.assert_usable_by_vm(&vm);
     until("the guest has the function", || {
         let shown = guest.command("link").unwrap();
         shown["nics"][0]["mac"] == function.mac().as_str()
@@ -284,6 +385,8 @@ fn a_running_vm_gets_a_function_and_gives_it_back() {
     node.await_phase("one", "Running").unwrap();
     let shown = node.vm("one").unwrap().unwrap();
     assert_eq!(shown["spec"]["vfio"][0]["host"], function.address());
+    let stray = own.stray();
+    stray.assert_usable_by_vm(&vm);
 
     let answer = node.api.ask("DELETE", path, None).unwrap();
     assert!([202, 204].contains(&answer.status), "{}", answer.body);
@@ -293,6 +396,8 @@ fn a_running_vm_gets_a_function_and_gives_it_back() {
     .unwrap();
     let shown = guest.command("link").unwrap();
     assert_eq!(shown["nics"], json!([]), "{shown}");
+    own.assert_gone_and_of_root();
+    stray.assert_gone_and_of_root();
     assert_eq!(files_of(&vm), Vec::<String>::new());
     let answer = node.api.ask("GET", path, None).unwrap();
     assert_eq!(answer.status, 404, "{}", answer.body);

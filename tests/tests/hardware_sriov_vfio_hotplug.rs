@@ -8,7 +8,7 @@
 
 mod guest_nics;
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -118,6 +118,27 @@ impl<'nic> Scene<'nic> {
             assert!(begin.elapsed() < SILENCE, "{}", self.guest.console());
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// The host removes all virtual functions, and waits for each.
+    #[track_caller]
+    fn ends_without_functions(mut self, one: &VirtualFunction<'_>, ids: &[&str]) {
+        let control = format!("/sys/bus/pci/devices/{}/physfn/sriov_numvfs", one.address());
+        let begin = Instant::now();
+        fs::write(control, "0").unwrap();
+        println!("no virtual functions after {:?}", begin.elapsed());
+        assert!(begin.elapsed() < FORCED, "{:?}", begin.elapsed());
+        for id in ids {
+            self.is_gone(id);
+        }
+        wait_nics(&mut self.guest, &[]);
+        self.guest.command("flood-off").unwrap();
+        assert!(!self.guest.console().contains("ERROR"));
+        assert_eq!(pinned_kib(&self.guest), 0);
+        assert!(self.guest.power_off().unwrap().success());
+        drop(self.peer);
+        // It is gone, with its function.
+        std::mem::forget(self.device);
     }
 
     fn power_off(self) {
@@ -346,27 +367,53 @@ fn two_functions_pin_memory_once_and_leave_with_all_virtual_functions() {
     wait_nics(&mut scene.guest, &[&first.mac(), &second.mac()]);
     scene.talk(&first.mac());
 
-    // The host removes them all, and waits for each.
     scene.flood();
-    let control = format!(
-        "/sys/bus/pci/devices/{}/physfn/sriov_numvfs",
-        first.address()
-    );
-    let begin = Instant::now();
-    fs::write(control, "0").unwrap();
-    println!("no virtual functions after {:?}", begin.elapsed());
-    assert!(begin.elapsed() < FORCED, "{:?}", begin.elapsed());
-    for id in ["first", "second"] {
-        scene.is_gone(id);
+    scene.ends_without_functions(&first, &["first", "second"]);
+}
+
+/// In a container, as on a host without iommufd.
+#[test]
+fn a_function_leaves_its_container_while_another_one_stays() {
+    let nic = SriovNic::enable(3).unwrap();
+    let (first, second) = (nic.vf(0).unwrap(), nic.vf(1).unwrap());
+    bind(&first);
+    bind(&second);
+    let vfio = format!("host={},id=first,iommufd=off", first.address());
+    let mut scene = Scene::start(small().argument("--vfio", &vfio), nic.vf(2).unwrap());
+    let once = pinned_kib(&scene.guest);
+    assert!(once >= MEMORY_KIB);
+    let plug = |scene: &Scene<'_>, id: &str, function: &VirtualFunction<'_>| {
+        let wanted = json!({"host": function.address(), "iommufd": false});
+        let path = format!("/v1/vm/vfio/{id}");
+        scene.client.done("PUT", &path, Some(&wanted)).unwrap();
+    };
+    plug(&scene, "second", &second);
+    let both = [first.mac(), second.mac()];
+    let both = both.each_ref().map(String::as_str);
+    wait_nics(&mut scene.guest, &both);
+    for _ in 0..2 {
+        scene.unplug("first");
+        assert_eq!(pinned_kib(&scene.guest), once);
+        // Another process gets the group, and another driver the function.
+        let group = format!("/sys/bus/pci/devices/{}/iommu_group", first.address());
+        let group = fs::read_link(group).unwrap();
+        let file = Path::new("/dev/vfio").join(group.file_name().unwrap());
+        drop(File::options().read(true).write(true).open(file).unwrap());
+        first.bind("virtio-pci").unwrap();
+        first.bind("vfio-pci").unwrap();
+        plug(&scene, "first", &first);
+        wait_nics(&mut scene.guest, &both);
+        scene.talk(&first.mac());
     }
-    wait_nics(&mut scene.guest, &[]);
-    scene.guest.command("flood-off").unwrap();
-    assert!(!scene.guest.console().contains("ERROR"));
+    // Memory is mapped again after the last one.
+    scene.unplug("first");
+    scene.unplug("second");
     assert_eq!(pinned_kib(&scene.guest), 0);
-    assert!(scene.guest.power_off().unwrap().success());
-    drop(scene.peer);
-    // It is gone, with its function.
-    std::mem::forget(scene.device);
+    plug(&scene, "second", &second);
+    wait_nics(&mut scene.guest, &[&second.mac()]);
+    scene.talk(&second.mac());
+    scene.flood();
+    scene.ends_without_functions(&second, &["second"]);
 }
 
 #[test]

@@ -221,6 +221,31 @@ fn kill_each(nics: [&Swnic; 2], times: u64, chosen: fn([Pid; 2]) -> Pid) -> u64 
     2 * times
 }
 
+/// Deletes the tap of a NIC on the bridge `lab-swbr`, and waits until there is another one. The
+/// bridge may be down first.
+#[track_caller]
+fn delete_tap(nic: &Swnic, is_down: bool) {
+    let [_, worker] = nic.processes().unwrap();
+    if is_down {
+        ip("link set lab-swbr down");
+    }
+    ip(&format!("link del {}", nic.name()));
+    nic.await_other_worker(worker).unwrap();
+    let port = format!("/sys/class/net/lab-swbr/brif/{}", nic.name());
+    if is_down {
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(!Path::new(&port).exists());
+        ip("link set lab-swbr up");
+    }
+    let begin = Instant::now();
+    while !Path::new(&port).exists() {
+        assert!(begin.elapsed() < LIMIT, "{}", nic.log().unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let log = nic.log().unwrap();
+    assert!(log.contains("the tap of the NIC was deleted"), "{log}");
+}
+
 #[test]
 fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     let bridge = Bridge::add("lab-swbr");
@@ -229,6 +254,10 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     let words = [&on(macs[0])[..], &["--split", "--queue-pairs", "2"]].concat();
     let split = Swnic::start("lab-sw0", &words).unwrap();
     let packed = Swnic::start("lab-sw1", &on(macs[1])).unwrap();
+    // While no driver runs, the worker does not use the tap.
+    for nic in [&split, &packed] {
+        delete_tap(nic, false);
+    }
     let mut guest = start(&split, 1);
     let mut peer = start(&packed, 1);
 
@@ -257,25 +286,7 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
 
     // A tap that others delete is created and connected again, also if the bridge is down first.
     for (nic, is_down) in [(&split, false), (&packed, true)] {
-        let [_, worker] = nic.processes().unwrap();
-        if is_down {
-            ip("link set lab-swbr down");
-        }
-        ip(&format!("link del {}", nic.name()));
-        nic.await_other_worker(worker).unwrap();
-        let port = format!("/sys/class/net/lab-swbr/brif/{}", nic.name());
-        if is_down {
-            std::thread::sleep(Duration::from_secs(2));
-            assert!(!Path::new(&port).exists());
-            ip("link set lab-swbr up");
-        }
-        let begin = Instant::now();
-        while !Path::new(&port).exists() {
-            assert!(begin.elapsed() < LIMIT, "{}", nic.log().unwrap());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let log = nic.log().unwrap();
-        assert!(log.contains("the tap of the NIC was deleted"), "{log}");
+        delete_tap(nic, is_down);
     }
     // The bridge learns the carrier of a new port within a second.
     std::thread::sleep(Duration::from_secs(2));
@@ -350,6 +361,15 @@ fn assert_flows_arrive(nic: &Swnic, guest: &mut Guest, flows: &Flows) {
     assert!(moved.iter().all(|time| !time.is_zero()));
 }
 
+/// Number of queues of the tap `lab-sw0` that get frames.
+#[track_caller]
+fn attached_queues() -> usize {
+    let queues = std::fs::read_dir("/sys/class/net/lab-sw0/queues").unwrap();
+    let names = queues.map(|queue| queue.unwrap().file_name());
+    let received = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("rx-");
+    names.filter(received).count()
+}
+
 #[test]
 fn each_queue_pair_has_a_thread_that_moves_its_flows() {
     let bridge = Bridge::add("lab-swbr");
@@ -370,6 +390,7 @@ fn each_queue_pair_has_a_thread_that_moves_its_flows() {
         let nic = Swnic::start("lab-sw0", &words).unwrap();
         let mut guest = start(&nic, processors);
         assert_eq!(nic.pair_times().unwrap().len(), pairs);
+        assert_eq!(attached_queues(), pairs);
         assert_flows_arrive(&nic, &mut guest, &flows);
 
         // Workers end under traffic of all pairs in both directions.
@@ -406,6 +427,8 @@ fn each_queue_pair_has_a_thread_that_moves_its_flows() {
         guest.command("rebind-flooded 1 0").unwrap();
         assert_flows_arrive(&nic, &mut guest, &flows);
         assert_eq!(guest.power_off().unwrap().code(), Some(0));
+        // The end of the guest resets the NIC.
+        assert_eq!(attached_queues(), 1);
     }
     assert_eq!(peer.power_off().unwrap().code(), Some(0));
 }

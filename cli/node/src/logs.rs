@@ -142,7 +142,8 @@ impl Segment {
     }
 }
 
-fn older(path: &Path) -> PathBuf {
+/// The older file of a log, to which a full one is renamed.
+pub(crate) fn older(path: &Path) -> PathBuf {
     let mut older = OsString::from(path);
     older.push(".1");
     older.into()

@@ -21,26 +21,32 @@ const ENTRIES_MAX: u64 = 10_000_000;
 /// # Errors
 /// An entry cannot be deleted, or there are too many. Some entries may be deleted already.
 pub(crate) fn remove_any(path: &Path) -> io::Result<()> {
-    let removed = match rustix::fs::unlink(path) {
+    match rustix::fs::unlink(path) {
         Err(Errno::ISDIR) => remove_tree(path),
-        removed => removed.map_err(io::Error::from),
-    };
-    removed.or_else(|error| match error.kind() {
-        io::ErrorKind::NotFound => Ok(()),
-        _ => Err(error),
-    })
+        removed => if_there(removed),
+    }
 }
 
 fn remove_tree(path: &Path) -> io::Result<()> {
-    let top = open(CWD, path)?;
+    let top = match open(CWD, path) {
+        Err(Errno::NOENT) => return Ok(()),
+        top => top?,
+    };
     let mut removal = Removal::default();
     while removal.remove_entries(&top, &top)? {}
-    Ok(rustix::fs::rmdir(path)?)
+    if_there(rustix::fs::rmdir(path))
 }
 
-fn open(parent: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
+fn if_there(removed: rustix::io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(Errno::NOENT) => Ok(()),
+        removed => Ok(removed?),
+    }
+}
+
+fn open(parent: impl AsFd, name: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
+    rustix::fs::openat(parent, name, flags, Mode::empty())
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +76,11 @@ impl Removal {
             }
             match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
                 Err(Errno::ISDIR) if is_top => {
-                    self.remove_entries(top, &open(top, name)?)?;
+                    match open(top, name) {
+                        // A process has renamed or replaced it: the next pass finds it.
+                        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                        below => self.remove_entries(top, &below?)?,
+                    };
                     match rustix::fs::unlinkat(top, name, AtFlags::REMOVEDIR) {
                         // A process has added a file: the next pass deletes it.
                         Err(Errno::NOTEMPTY | Errno::NOENT) => {}

@@ -355,17 +355,25 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Moves a snapshot into place that a VM's process has completed after its daemon was killed.
+    /// Moves a snapshot into place that a VM's process has completed after its daemon was killed,
+    /// and deletes all else that the process has left.
     fn adopt(&self, name: &SnapshotName) {
         let directory = self.directory(name);
         let (new, machine) = (directory.join(NEW), self.machine(name));
-        let is_pending = open(&directory.join(ABOUT)).is_ok_and(|about| about.try_lock().is_ok());
-        let is_free = fs::symlink_metadata(&machine).is_err();
-        if is_pending && is_free && fs::rename(new.join(MACHINE), &machine).is_ok() {
-            let rest = sync(&directory).and_then(|()| remove_any(&new));
-            if let Err(error) = rest {
-                tracing::warn!(snapshot = %name, %error, "cannot complete a snapshot");
-            }
+        let is_unused = open(&directory.join(ABOUT)).is_ok_and(|about| about.try_lock().is_ok());
+        if !is_unused {
+            return;
+        }
+        // A daemon may have been killed after the rename.
+        let placed = if fs::symlink_metadata(&machine).is_ok() {
+            Ok(())
+        } else if fs::rename(new.join(MACHINE), &machine).is_ok() {
+            sync(&directory)
+        } else {
+            return;
+        };
+        if let Err(error) = placed.and_then(|()| remove_any(&new)) {
+            tracing::warn!(snapshot = %name, %error, "cannot complete a snapshot");
         }
     }
 
@@ -511,6 +519,10 @@ mod tests {
         snapshots.remove_incomplete().unwrap();
         assert_eq!(names(), ["complete", "late", "link", "written"]);
         let late = snapshots.directory(&"late".parse().unwrap());
+        assert!(late.join(MACHINE).is_dir() && !late.join(NEW).exists());
+        // A daemon was killed after the rename.
+        fs::create_dir_all(late.join(NEW).join("more")).unwrap();
+        snapshots.remove_incomplete().unwrap();
         assert!(late.join(MACHINE).is_dir() && !late.join(NEW).exists());
         drop(writer);
         snapshots.remove_incomplete().unwrap();

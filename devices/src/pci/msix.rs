@@ -12,10 +12,12 @@
 //! ```
 //! A trigger of a masked vector stays pending in the vector's eventfd.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use tracing::warn;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -55,7 +57,34 @@ pub struct MsixEntryState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MsixState {
     /// One per vector.
+    #[serde(deserialize_with = "entries")]
     pub entries: Vec<MsixEntryState>,
+}
+
+/// No more entries than a table has: the state may be anyone's.
+fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<MsixEntryState>, D::Error> {
+    struct Entries;
+
+    impl<'de> Visitor<'de> for Entries {
+        type Value = Vec<MsixEntryState>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {MAX_VECTORS} entries")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+            let mut entries = Vec::new();
+            while let Some(entry) = seq.next_element()? {
+                if entries.len() == MAX_VECTORS {
+                    return Err(A::Error::invalid_length(MAX_VECTORS + 1, &self));
+                }
+                entries.push(entry);
+            }
+            Ok(entries)
+        }
+    }
+
+    deserializer.deserialize_seq(Entries)
 }
 
 #[derive(Debug)]

@@ -8,7 +8,7 @@
 //!   empty ───────────────────────────────────────────────────────────────────> mapped
 //!     ^                                                                          │
 //!     +──────────────────────────────────────────────────────────────────────────+
-//!               last device: out of the address space, which loses all mappings
+//!               last device: RAM unmapped, then out of the address space
 //! ```
 //! Devices come and go under one lock, so that none comes between the last one's end and the unmap.
 
@@ -46,7 +46,7 @@ struct RamRange {
 /// The kernel's object with the address space.
 #[derive(Clone)]
 pub(super) enum Space {
-    /// The kernel unmaps all when the last group leaves it.
+    /// It has no mappings before its first group, and after its last one.
     Container(Arc<VfioContainer>),
     /// Mappings stay until they are unmapped.
     Iommufd(Arc<VfioIommufd>),
@@ -247,13 +247,14 @@ impl Dma {
         Ok(device)
     }
 
-    /// Closes a device with `close`, which returns whether it has left the address space.
-    pub(super) fn remove(&self, directory: &Path, close: impl FnOnce() -> bool) {
+    /// Closes a device with `close`. Guest RAM is unmapped before, if it is the last one.
+    pub(super) fn remove(&self, directory: &Path, close: impl FnOnce()) {
         let mut devices = self.devices.lock();
-        let left = close();
         devices.directories.remove(directory);
-        if left && devices.directories.is_empty() {
-            if let Space::Iommufd(_) = self.space {
+        if devices.directories.is_empty() {
+            // A container discards its mappings with its last group, but that may leave later.
+            // Behind the guest's IOMMU its mappings are not those of RAM.
+            if !self.translated || self.iommufd().is_some() {
                 self.ram_ranges()
                     .iter()
                     .flatten()
@@ -261,6 +262,7 @@ impl Dma {
             }
             devices.mapped = false;
         }
+        close();
     }
 
     /// The address and length of each region of guest RAM.

@@ -125,6 +125,9 @@ impl Opened {
         } else {
             state.command.into()
         };
+        // No DMA before a reset has succeeded.
+        let shown = if state.unreset { shown & !4 } else { shown };
+        let enabled = if state.unreset { enabled & !4 } else { enabled };
         assert!(enabled & 2 != 0 || rig.mappings.all().is_empty());
         assert_eq!(enabled, shown);
     }

@@ -65,6 +65,11 @@ impl Interrupts {
             Ok(()) => self.allocated = wanted,
             Err(error) => {
                 error!(vectors = wanted, %error, "cannot connect the device's MSI-X vectors");
+                // Those that worked.
+                let former = eventfds.get(..before).unwrap_or_default();
+                if !former.is_empty() && host.set_vectors(0, former).is_ok() {
+                    self.allocated = before;
+                }
             }
         }
         // A trigger may have been lost while they were disconnected.

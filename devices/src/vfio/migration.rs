@@ -34,7 +34,7 @@ use vfio_ioctls::{DmaLoggingRange, VfioError};
 
 use super::host::CONFIG;
 use super::open::HostDevice;
-use super::{COMMAND, COMMAND_MASK, State, VfioPciDevice, uapi};
+use super::{COMMAND, State, VfioPciDevice, reset, uapi};
 use crate::Error;
 use crate::pci::{ConfigSpace, ConfigSpaceState, MsixState};
 
@@ -326,25 +326,30 @@ impl VfioPciDevice {
     /// The driver refuses it.
     pub fn log_writes(&self, on: bool) -> Result<(), Error> {
         let mut state = self.state.lock();
-        if state.logging == on {
-            return Ok(());
-        }
-        if !on && state.transfer.given.take().is_some() {
-            let left = self.host.set_state(RUNNING);
-            if let Err(error) = left {
-                tracing::error!(device = %self.id, %error, "the function stays in PRE_COPY");
+        if on {
+            // It may not have left PRE_COPY before.
+            self.run(&mut state);
+            if state.stopped {
+                return Err(Error::other("the function does not run: reset it"));
             }
+        } else if state.transfer.given.take().is_some() {
+            // If it stays in PRE_COPY, an alarm lasts until its reset. The next move tries again.
+            state.stopped = true;
+            self.run(&mut state);
         }
-        let done = if on {
-            self.host.start_log()
-        } else {
-            self.host.stop_log()
-        };
-        state.logging = on && done.is_ok();
-        done.map_err(Error::context(
-            "the driver cannot log what the function writes",
-        ))?;
-        if on && self.abilities.early {
+        // A log that could not be ended covers more than the new one.
+        if state.logging != on {
+            let done = if on {
+                self.host.start_log()
+            } else {
+                self.host.stop_log()
+            };
+            done.map_err(Error::context(
+                "the driver cannot log what the function writes",
+            ))?;
+            state.logging = on;
+        }
+        if on && self.abilities.early && state.transfer.given.is_none() {
             let entered = self.host.set_state(PRE_COPY);
             entered.map_err(Error::context("the driver does not begin the transfer"))?;
             state.transfer.given = Some(0);
@@ -356,6 +361,12 @@ impl VfioPciDevice {
     #[must_use]
     pub fn early(&self) -> u64 {
         self.state.lock().transfer.given.unwrap_or(0)
+    }
+
+    /// Bytes of early data that it has got so far.
+    #[must_use]
+    pub fn early_taken(&self) -> usize {
+        self.state.lock().transfer.taken.len()
     }
 
     /// Returns the next early data of the function, at most `max` bytes; none if it has none now.
@@ -436,7 +447,9 @@ impl VfioPciDevice {
     pub fn save(&self, max: usize) -> Result<VfioState, Error> {
         let mut state = self.state.lock();
         if state.stopped {
-            return Err(Error::other("the function is saved already"));
+            return Err(Error::other(
+                "the function is saved already, or does not run: reset it",
+            ));
         }
         state.stopped = true;
         let early = state.transfer.given.take().unwrap_or(0);
@@ -468,8 +481,7 @@ impl VfioPciDevice {
         state.stopped = running.is_err();
         if let Err(error) = running {
             tracing::error!(device = %self.id, %error, "the function does not resume: reset it");
-            // As if it had reported that itself: an alarm until its reset.
-            let _ = self.signals.error.write(1);
+            self.report_failure();
         }
     }
 
@@ -517,7 +529,7 @@ impl VfioPciDevice {
         if saved.early == 0 && !state.transfer.taken.is_empty() {
             // The function was reset at the source after it had handed them out.
             state.transfer.taken.clear();
-            self.host.reset().map_err(refused())?;
+            reset(&*self.host, || false).map_err(refused())?;
             state.transfer.reset();
         }
         if u64::try_from(state.transfer.taken.len()) != Ok(saved.early) {
@@ -545,7 +557,7 @@ impl VfioPciDevice {
         }
         state.config.space = space;
         // It is stopped, so it does not write yet.
-        let command = state.config.space.read_u16(COMMAND) & COMMAND_MASK;
+        let command = state.config.space.read_u16(COMMAND) & state.allowed();
         let written = self
             .host
             .write(CONFIG, COMMAND.into(), &command.to_le_bytes());

@@ -54,6 +54,8 @@ use std::io::ErrorKind;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
@@ -78,6 +80,15 @@ use crate::virtio::backend::Event;
 /// The command register, and the bits that the device gets: memory and bus master.
 const COMMAND: u16 = 0x04;
 const COMMAND_MASK: u16 = 0x06;
+const BUS_MASTER: u16 = 0x04;
+
+/// The kernel refuses a reset while another task holds the device's lock.
+const RESET_ATTEMPTS: u32 = 6;
+const RESET_PAUSE: Duration = if cfg!(any(test, feature = "fuzz")) {
+    Duration::ZERO
+} else {
+    Duration::from_millis(20)
+};
 
 /// An open function of the host, before a guest has it. It reaches guest RAM, but its DMA is
 /// disabled. To open it takes long.
@@ -109,7 +120,7 @@ impl HostFunction {
         let failed = |what: &'static str| Error::context(what);
         host.write(CONFIG, COMMAND.into(), &[0, 0])
             .map_err(failed("cannot write the device's configuration space"))?;
-        host.reset().map_err(failed(
+        reset(&*host, || false).map_err(failed(
             "cannot reset the device: reboot the host, or try another function",
         ))?;
         let mut bytes = [0; CONFIG_SPACE_SIZE];
@@ -162,6 +173,19 @@ struct Counters {
     errors: AtomicU64,
 }
 
+/// Resets a device, again if the host refuses it for now and does not want the device back.
+fn reset(host: &dyn Host, wanted_back: impl Fn() -> bool) -> std::io::Result<()> {
+    for _ in 1..RESET_ATTEMPTS {
+        match host.reset() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && !wanted_back() => {
+                thread::sleep(RESET_PAUSE);
+            }
+            result => return result,
+        }
+    }
+    host.reset()
+}
+
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
@@ -209,6 +233,8 @@ pub struct FunctionDescription {
 /// A function of the host in the guest; see the module.
 #[derive(Debug)]
 pub struct VfioPciDevice {
+    /// Dropped before `host`: its mapped pages keep the device open.
+    state: Mutex<State>,
     id: String,
     host: Box<dyn Host>,
     driver: String,
@@ -223,14 +249,15 @@ pub struct VfioPciDevice {
     logged: AtomicBool,
     /// Whether the device has reported an error since its last reset.
     failed: AtomicBool,
-    state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
     /// The guest has enabled memory or DMA since the last reset, which may take 100 ms.
     touched: bool,
-    /// Its driver has stopped it, for a migration.
+    /// Its last reset has failed. Until one succeeds, it gets no DMA.
+    unreset: bool,
+    /// Its driver has stopped it, for a migration, or keeps it in PRE_COPY after one.
     stopped: bool,
     /// Its driver logs what it writes.
     logging: bool,
@@ -239,6 +266,17 @@ struct State {
     msix: Msix,
     interrupts: Interrupts,
     bars: MappedBars,
+}
+
+impl State {
+    /// The bits of the command register that the device gets now.
+    fn allowed(&self) -> u16 {
+        if self.unreset {
+            COMMAND_MASK & !BUS_MASTER
+        } else {
+            COMMAND_MASK
+        }
+    }
 }
 
 impl VfioPciDevice {
@@ -297,6 +335,7 @@ impl VfioPciDevice {
             failed: AtomicBool::new(false),
             state: Mutex::new(State {
                 touched: false,
+                unreset: false,
                 stopped: false,
                 logging: false,
                 transfer: Transfer::default(),
@@ -399,25 +438,35 @@ impl VfioPciDevice {
         false
     }
 
+    /// An alarm until its next reset, as if the device had reported an error.
+    fn report_failure(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+        let _ = self.signals.error.write(1);
+    }
+
     fn set_command(&self, command: u16) {
-        let value = (command & COMMAND_MASK).to_le_bytes();
+        let value = command.to_le_bytes();
         let written = self.host.write(CONFIG, COMMAND.into(), &value);
         self.check("write the device's command register", written);
     }
 
     fn try_reset(&self) -> bool {
         count(&self.counters.resets);
-        match self.host.reset() {
+        let wanted_back = || self.counters.requests.load(Ordering::Relaxed) > 0;
+        match reset(&*self.host, wanted_back) {
             // The host's unbind holds the function's lock. Its memory and DMA are disabled, and its
             // next driver resets it, as vfio-pci does when it is opened.
-            Err(error)
-                if error.kind() == ErrorKind::WouldBlock
-                    && self.counters.requests.load(Ordering::Relaxed) > 0 =>
-            {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && wanted_back() => {
                 tracing::debug!(device = %self.id, "the host resets the device itself");
                 false
             }
-            result => self.check("reset the device", result),
+            result => {
+                let reset = self.check("reset the device", result);
+                if !reset {
+                    self.report_failure();
+                }
+                reset
+            }
         }
     }
 
@@ -429,11 +478,14 @@ impl VfioPciDevice {
         if state.touched || state.stopped || self.has_failed() {
             let reset = self.try_reset();
             state.touched = !reset;
+            state.unreset = !reset;
             state.stopped &= !reset;
             if reset {
                 state.transfer.reset();
+                // An error before the reset is counted, and is no alarm any more.
+                let _ = self.take_error();
+                self.failed.store(false, Ordering::Relaxed);
             }
-            self.failed.fetch_and(!reset, Ordering::Relaxed);
         }
         if let Some(translation) = &self.translation {
             translation.lock().unblock();
@@ -451,6 +503,7 @@ impl PciFunction for VfioPciDevice {
     fn write_config(&self, offset: u16, data: &[u8]) {
         let mut state = self.state.lock();
         let state = &mut *state;
+        let allowed = state.allowed();
         let GuestConfig {
             space,
             msix_control,
@@ -464,7 +517,7 @@ impl PciFunction for VfioPciDevice {
                 state.bars.unmap_all();
             }
             state.touched |= command & COMMAND_MASK != 0;
-            self.set_command(command);
+            self.set_command(command & allowed);
         }
         let new_control = space.read_u16(*msix_control);
         if new_control != control {
@@ -485,12 +538,17 @@ impl PciFunction for VfioPciDevice {
 
     fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
+        // After an FLR the bus still decodes the BARs. A reset waits until the access ends.
+        let state = self.state.lock();
+        if !state.config.space.memory_decoding() {
+            return;
+        }
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let MsixPlaces { table, pending, .. } = &self.msix_places;
         if let Some(offset) = table.locate(bar, offset, len) {
-            self.state.lock().msix.read_table(offset, data);
+            state.msix.read_table(offset, data);
         } else if let Some(offset) = pending.locate(bar, offset, len) {
-            self.state.lock().msix.read_pending(offset, data);
+            state.msix.read_pending(offset, data);
         } else if !table.touches(bar, offset, len)
             && !pending.touches(bar, offset, len)
             && self.has(bar, offset, len)
@@ -504,11 +562,14 @@ impl PciFunction for VfioPciDevice {
     }
 
     fn write_bar(&self, bar: u8, offset: u64, data: &[u8]) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if !state.config.space.memory_decoding() {
+            return;
+        }
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let MsixPlaces { table, pending, .. } = &self.msix_places;
         if let Some(offset) = table.locate(bar, offset, len) {
-            let mut state = self.state.lock();
-            let state = &mut *state;
             state.msix.write_table(offset, data);
             state.interrupts.update(&*self.host, &state.msix);
         } else if !table.touches(bar, offset, len)

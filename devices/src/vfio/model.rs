@@ -22,11 +22,15 @@ pub(super) enum Fault {
     /// Any write, which changes nothing.
     Write,
     SetVectors,
+    /// The host has only so many vectors.
+    Vectors(usize),
     DisableVectors,
     SetError,
     Reset,
-    /// A reset while the host unbinds the device.
+    /// A reset while another task of the host has the device.
     Busy,
+    /// So many resets.
+    Busier(u32),
     /// The mapping with this number.
     Map(usize),
     /// The change to this state of a migration.
@@ -34,6 +38,7 @@ pub(super) enum Fault {
     ReadData,
     WriteData,
     StartLog,
+    StopLog,
     TakeLog,
 }
 
@@ -49,6 +54,8 @@ pub(super) struct ModelState {
     pub(super) request: Option<RawFd>,
     pub(super) error: Option<RawFd>,
     pub(super) resets: usize,
+    /// The last reset has failed.
+    pub(super) unreset: bool,
     pub(super) maps: usize,
     pub(super) fault: Option<Fault>,
     pub(super) abilities: Abilities,
@@ -127,6 +134,7 @@ impl Host for Arc<Model> {
         if region == CONFIG {
             let command = u16::from_le_bytes(data.try_into().unwrap());
             assert_eq!((offset, command & !6), (4, 0), "not in the allowlist");
+            assert!(!state.unreset || command & 4 == 0, "DMA before a reset");
             let mapped = self.mappings.all();
             assert!(command & 2 != 0 || mapped.is_empty(), "{mapped:?}");
             state.stale = failed.is_err();
@@ -152,6 +160,11 @@ impl Host for Arc<Model> {
         self.fails(Fault::SetVectors)?;
         let mut state = self.state.lock();
         let first = usize::try_from(first).unwrap();
+        if let Some(Fault::Vectors(left)) = state.fault
+            && first + eventfds.len() > left
+        {
+            return Err(io::ErrorKind::Other.into());
+        }
         // New ones follow the old ones, or there were none.
         assert_eq!(first, state.connected);
         state.connected = first + eventfds.len();
@@ -180,12 +193,24 @@ impl Host for Arc<Model> {
             let state = self.state.lock();
             assert!(state.command == 0 || state.stale);
         }
-        self.state.lock().resets += 1;
-        self.state.lock().migration = RUNNING;
-        if self.fails(Fault::Busy).is_err() {
-            return Err(io::ErrorKind::WouldBlock.into());
+        let mut state = self.state.lock();
+        state.unreset = true;
+        match &mut state.fault {
+            Some(Fault::Busy) => return Err(io::ErrorKind::WouldBlock.into()),
+            Some(Fault::Busier(0)) => state.fault = None,
+            Some(Fault::Busier(more)) => {
+                *more -= 1;
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            _ => {}
         }
-        self.fails(Fault::Reset)
+        state.resets += 1;
+        state.migration = RUNNING;
+        if state.fault == Some(Fault::Reset) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        state.unreset = false;
+        Ok(())
     }
 }
 
@@ -261,6 +286,7 @@ impl MigrationHost for Arc<Model> {
     }
 
     fn stop_log(&self) -> io::Result<()> {
+        self.fails(Fault::StopLog)?;
         assert!(self.state.lock().log.take().is_some());
         Ok(())
     }

@@ -45,6 +45,16 @@ pub struct VfioOptions {
     pub allow_pf: bool,
 }
 
+impl VfioOptions {
+    /// Checks what sysfs shows of the function, without opening anything.
+    ///
+    /// # Errors
+    /// The function cannot be given to a guest; the text has the remedy.
+    pub fn check(&self) -> Result<(), Error> {
+        check_function(&self.path, self.allow_pf).map(drop)
+    }
+}
+
 /// An open function.
 pub(super) struct HostDevice {
     /// Taken when it is dropped.
@@ -78,32 +88,48 @@ impl OpenDevice {
         })
     }
 
-    /// Closes the device. Returns whether it has left the address space.
+    /// Closes the device, and takes its group out of the container.
     ///
-    /// The crate's `drop` closes the device of a group, and then panics if sysfs does not show it
-    /// any more. A device that the host removes waits for `file` to be closed, so it is there until
-    /// then. In a process that sees no sysfs, the crate's value is leaked instead.
-    fn close(self, directory: &Path) -> bool {
+    /// The kernel keeps a group there while its device is open. So both descriptors are closed
+    /// before the crate's `drop`, which returns the group. It panics if sysfs does not show the
+    /// function any more, and the host may remove a function that is closed. sysfs loses the driver
+    /// of a function long before the function itself: without it the crate's value is leaked.
+    fn close(self, directory: &Path) {
         let Self {
             device,
             file,
             by_iommufd,
         } = self;
-        let shown = by_iommufd || link_name(&directory.join("iommu_group")).is_some();
-        if shown {
+        if by_iommufd {
             drop(ManuallyDrop::into_inner(device));
-        } else {
-            tracing::warn!(
-                device = %directory.display(),
-                "cannot see the device in /sys any more: its IOMMU group stays open until this \
-                 process ends"
-            );
-            // SAFETY: needed to close the device, which `drop` would have done. The value is
-            // leaked, so its descriptor is closed once.
-            unsafe { libc::close(device.as_raw_fd()) };
+            return;
+        }
+        let fd = device.as_raw_fd();
+        let closed = vdpa::eventfd::new().and_then(|other| {
+            // SAFETY: needed to close the device, whose descriptor becomes another file. The crate
+            // owns it, and only closes it from here on.
+            match unsafe { libc::dup3(other.as_raw_fd(), fd, libc::O_CLOEXEC) } {
+                -1 => Err(io::Error::last_os_error()),
+                _ => Ok(()),
+            }
+        });
+        if let Err(error) = closed {
+            // The crate's `drop` closes it all the same, but later.
+            tracing::warn!(device = %directory.display(), %error, "cannot close the device first");
         }
         drop(file);
-        shown
+        if link_name(&directory.join("driver")).is_some() {
+            drop(ManuallyDrop::into_inner(device));
+            return;
+        }
+        tracing::warn!(
+            device = %directory.display(),
+            "/sys does not show the function's driver: its IOMMU group leaves the container when \
+             the host has unbound it"
+        );
+        // SAFETY: needed to close the descriptor, which `drop` would have done. The value is
+        // leaked, so its descriptor is closed once.
+        unsafe { libc::close(fd) };
     }
 }
 
@@ -184,9 +210,7 @@ pub(super) fn open(
         };
         OpenDevice::new(device.map_err(cannot_open)?, dma.iommufd().is_some())
     };
-    let device = dma.add(&directory, open, |device| {
-        device.close(&directory);
-    })?;
+    let device = dma.add(&directory, open, |device| device.close(&directory))?;
     let mut host = HostDevice {
         device: ManuallyDrop::new(device),
         offsets: [0; REGIONS as usize],

@@ -102,6 +102,13 @@ fn pages_are_mapped_while_the_memory_is_enabled() {
     assert_eq!((rig.model.resets(), rig.model.command()), (2, 0));
     assert_eq!(config_u32(&device, 4) & 0xffff, 0);
     assert_eq!(config_u32(&device, express + 8) & 0x8000, 0);
+    // Its BARs do not answer then, though the bus still decodes them.
+    let writes = rig.model.state.lock().writes.len();
+    for address in [NARROW_WINDOW + 0x900, NARROW_WINDOW + 0xc, WIDE_WINDOW] {
+        memory.write(address, &[0; 4]);
+        assert_eq!(read(address), u32::MAX);
+    }
+    assert_eq!(rig.model.state.lock().writes.len(), writes);
     pci.write_config(slot, 0x20, &WIDE_WINDOW.to_le_bytes());
     pci.write_config(slot, 4, &[6, 0]);
     assert_eq!(rig.mapped(), [WIDE_WINDOW]);
@@ -127,6 +134,7 @@ fn vectors_are_connected_as_the_guest_unmasks_them() {
         rig.description.resizable = resizable;
         let device = rig.open().unwrap();
         let control = shown(&device)[0].1 + 2;
+        device.write_config(4, &[2, 0]);
         unmask(&device, 0);
         assert_eq!(rig.model.connected(), 0);
         device.write_config(control, &[0, 0x80]);
@@ -151,6 +159,20 @@ fn vectors_are_connected_as_the_guest_unmasks_them() {
         assert_eq!(rig.model.connected(), 2);
         device.reset();
         assert_eq!(rig.model.connected(), 0);
+
+        // The vectors that work stay if the host has no more of them.
+        device.write_config(4, &[2, 0]);
+        rig.model.set_fault(Some(Fault::Vectors(1)));
+        unmask(&device, 0);
+        device.write_config(control, &[0, 0x80]);
+        assert_eq!(device.describe().connected, 1);
+        rig.vectors.get(0).delivered();
+        unmask(&device, 2);
+        assert_eq!((rig.model.connected(), device.describe().connected), (1, 1));
+        assert!(rig.vectors.get(0).delivered().is_some(), "a lost trigger");
+        rig.model.set_fault(None);
+        unmask(&device, 1);
+        assert_eq!(rig.model.connected(), 3);
     }
 }
 
@@ -195,9 +217,10 @@ fn an_error_of_the_device_is_shown_until_its_reset() {
     assert!(device.has_failed());
     rig.model.set_fault(None);
     device.reset();
+    assert!(!device.take_error());
     let shown = device.describe();
     assert!(!shown.failed);
-    assert_eq!((shown.errors, shown.resets, shown.failures), (1, 2, 1));
+    assert_eq!((shown.errors, shown.resets, shown.failures), (2, 2, 1));
     device.reset();
     assert_eq!(device.describe().resets, 2);
 
@@ -206,6 +229,33 @@ fn an_error_of_the_device_is_shown_until_its_reset() {
     rig.model.set_fault(Some(Fault::SetError));
     let device = rig.open().unwrap();
     assert!(!device.take_error());
+}
+
+#[test]
+fn a_function_that_is_not_reset_gets_no_dma_and_is_reported() {
+    let rig = Rig::virtio();
+    let device = rig.open().unwrap();
+    // Another task of the host has it for a moment.
+    device.write_config(4, &[6, 0]);
+    rig.model.set_fault(Some(Fault::Busier(2)));
+    device.reset();
+    assert_eq!((rig.model.resets(), device.describe().failures), (2, 0));
+    assert!(!device.take_error() && !device.has_failed());
+    for fault in [Fault::Busy, Fault::Reset] {
+        device.write_config(4, &[6, 0]);
+        assert_eq!(rig.model.command(), 6);
+        rig.model.set_fault(Some(fault));
+        device.reset();
+        assert!(device.take_error() && device.has_failed(), "{fault:?}");
+        rig.model.set_fault(None);
+        // The guest boots again.
+        device.write_config(4, &[6, 0]);
+        assert_eq!((rig.model.command(), config_u32(&device, 4) & 6), (2, 6));
+        device.reset();
+        assert!(!device.take_error() && !device.has_failed());
+    }
+    device.write_config(4, &[6, 0]);
+    assert_eq!(rig.model.command(), 6);
 }
 
 #[test]

@@ -130,8 +130,19 @@ fn set_irqs(
         *argsz = u32::try_from(len).unwrap_or(u32::MAX);
     }
     // SAFETY: needed for the request. It reads `argsz` bytes, the length of the vector.
-    unsafe { ioctl(device, DEVICE_SET_IRQS, request.as_mut_ptr().cast()) }?;
-    Ok(())
+    let done = unsafe { ioctl(device, DEVICE_SET_IRQS, request.as_mut_ptr().cast()) }?;
+    all_connected(done)
+}
+
+/// A positive result is how many vectors the host has left: fewer than asked for, and none of them
+/// is connected.
+fn all_connected(result: c_int) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        left => Err(io::Error::other(format!(
+            "the host has {left} MSI-X vectors left"
+        ))),
+    }
 }
 
 /// Resets the function alone.
@@ -325,6 +336,13 @@ mod tests {
         let mut none = bytes;
         none[4] = 0;
         assert_eq!(ranges_in(&none), None);
+    }
+
+    #[test]
+    fn fewer_vectors_than_asked_for_are_an_error() {
+        all_connected(0).unwrap();
+        let error = all_connected(5).unwrap_err().to_string();
+        assert!(error.contains("5 MSI-X vectors"), "{error}");
     }
 
     #[test]

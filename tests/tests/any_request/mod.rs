@@ -10,8 +10,8 @@ use lab::openapi::exchange::{Answer, Request, ask};
 use lab::openapi::judge::wrong;
 use lab::openapi::known::Known;
 use lab::openapi::random::Random;
-use lab::vmm_process::cost;
-use std::collections::BTreeMap;
+use lab::vmm_process::descriptors;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// How many bytes of a request or an answer are shown.
@@ -90,27 +90,29 @@ impl<'a> Trial<'a> {
         }
         println!("{count} requests in {:?}: {statuses:?}", start.elapsed());
         assert!(complaints.is_empty(), "{}", complaints.join("\n"));
-        let after = settled(self.pid, Some(before));
-        assert_eq!(before, after, "descriptors of the server");
+        let after = settled(self.pid, Some(before.len()));
+        let [opened, closed] =
+            [after.difference(&before), before.difference(&after)].map(Iterator::collect::<Vec<_>>);
+        assert_eq!(
+            before.len(),
+            after.len(),
+            "the server has opened {opened:?}, and closed {closed:?}"
+        );
     }
 }
 
-/// The number of open descriptors of the server, once it has closed the connections that clients
-/// have left. It waits for `wanted` to be reached.
-fn settled(pid: u32, wanted: Option<u64>) -> u64 {
+/// The open descriptors of the server, once it has closed the connections that clients have left.
+/// It waits for `wanted` to be reached.
+fn settled(pid: u32, wanted: Option<usize>) -> BTreeSet<String> {
     let start = Instant::now();
-    let mut last = cost(pid).unwrap().descriptors;
+    let mut last = descriptors(pid).unwrap().len();
     loop {
         std::thread::sleep(Duration::from_millis(500));
-        let now = cost(pid).unwrap().descriptors;
-        let is_settled = match wanted {
-            Some(wanted) => now == wanted,
-            None => now == last,
-        };
-        if is_settled || start.elapsed() > CLOSED {
+        let now = descriptors(pid).unwrap();
+        if now.len() == wanted.unwrap_or(last) || start.elapsed() > CLOSED {
             return now;
         }
-        last = now;
+        last = now.len();
     }
 }
 

@@ -8,6 +8,8 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use rustix::fs::OFlags;
+
 /// A process that has the device open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
@@ -51,8 +53,20 @@ fn holds(process: &Path, device_number: u64) -> bool {
         // Following the link gives the open file itself, even if its name in /dev was removed or
         // belongs to another mount namespace.
         .filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| is_in_dev(&target)))
-        .filter_map(|entry| fs::metadata(entry.path()).ok())
-        .any(|file| file.file_type().is_char_device() && file.rdev() == device_number)
+        .filter(|entry| {
+            let file = fs::metadata(entry.path());
+            file.is_ok_and(|file| file.file_type().is_char_device() && file.rdev() == device_number)
+        })
+        .any(|entry| !is_path(&process.join("fdinfo").join(entry.file_name())))
+}
+
+/// Whether a descriptor names a file without having it open (`O_PATH`). `fdinfo` is its entry in
+/// `/proc/PID/fdinfo`.
+fn is_path(fdinfo: &Path) -> bool {
+    let text = fs::read_to_string(fdinfo).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & OFlags::PATH.bits() != 0)
 }
 
 /// Whether an open file is in a directory of device files: that of this host, or that of a sandbox
@@ -86,6 +100,8 @@ pub fn sentence(holders: &[Holder]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::Mode;
+
     use super::*;
 
     #[test]
@@ -98,6 +114,8 @@ mod tests {
         assert!(sentence(std::slice::from_ref(&holder)).contains(&format!("PID {own}")));
         assert!(!holder.command.is_empty());
         drop(file);
+        // Names it, and does not have it open.
+        let _path = rustix::fs::open("/dev/full", OFlags::PATH, Mode::empty()).unwrap();
         assert!(holders(number).iter().all(|holder| holder.pid != own));
     }
 

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use vm_memory::{Bytes, GuestAddress, GuestMemory as _, Permissions};
+use vm_memory::{AtomicAccess, Bytes, GuestAddress, GuestMemory as _, Permissions};
 
 use super::{Direction, Piece, RingFormat, Violation};
 use crate::Error;
@@ -146,7 +146,16 @@ impl Areas {
         value: u16,
         ordering: Ordering,
     ) -> Result<(), Error> {
-        let value = value.to_le();
+        self.store_as_is(address, value.to_le(), ordering)
+    }
+
+    /// Stores a value that has the bytes of guest memory already.
+    pub(super) fn store_as_is<T: AtomicAccess>(
+        &self,
+        address: DeviceAddress,
+        value: T,
+        ordering: Ordering,
+    ) -> Result<(), Error> {
         direct!(self, memory => memory.store(value, GuestAddress(address.0), ordering))
             .map_err(access(address))
     }

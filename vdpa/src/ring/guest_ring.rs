@@ -40,14 +40,15 @@ impl GuestRing {
     }
 
     /// Has a packed ring show its position again if the device before was killed while it used
-    /// several entries together. No device may work on the ring.
+    /// several entries together. Only for the receive queue of a driver with mergeable buffers,
+    /// which are one descriptor each. No device may work on the ring.
     ///
     /// # Errors
     /// Guest memory cannot be used.
-    pub(crate) fn take_back(&self) -> Result<(), Error> {
+    pub(crate) fn restore_unfinished(&self) -> Result<(), Error> {
         match self {
             Self::Split(_) => Ok(()),
-            Self::Packed(ring) => ring.take_back(),
+            Self::Packed(ring) => ring.restore_unfinished(),
         }
     }
 

@@ -66,7 +66,8 @@ impl Passthrough {
     /// Opens and resets a function. The first one pins `memory`, which takes long.
     ///
     /// # Errors
-    /// The function cannot be given to a guest; the text has the remedy. Nothing has changed.
+    /// The function cannot be given to a guest; the text has the remedy. Nothing has changed. KVM's
+    /// device may stay if sysfs shows a usable function.
     pub(super) fn open(
         &self,
         config: &VfioConfig,
@@ -91,15 +92,17 @@ impl Passthrough {
             fd,
             allow_pf: config.allow_pf,
         };
+        let unusable =
+            |source| Error::unusable(format!("cannot use VFIO device {id}")).because(source);
+        // Before KVM's device is created, which stays.
+        options.check().map_err(unusable)?;
         let dma = if config.iommu {
             // Its address space is its own.
             self.new_dma(&mut self.shared.lock(), memory, iommufd, true)?
         } else {
             self.dma(memory, iommufd)?
         };
-        let host = HostFunction::open(options, &dma).map_err(|source| {
-            Error::unusable(format!("cannot use VFIO device {id}")).because(source)
-        })?;
+        let host = HostFunction::open(options, &dma).map_err(unusable)?;
         Ok(Function {
             config: VfioConfig {
                 id: Some(id),

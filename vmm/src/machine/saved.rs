@@ -95,7 +95,7 @@ pub(super) struct GuestFunction {
 /// Limit of the data of all functions, in bytes.
 pub(super) const FUNCTIONS_MAX: usize = 128 << 20;
 
-/// Limit of the early data of each function, in bytes. The rest comes with its state.
+/// Limit of the early data of all functions, in bytes. The rest comes with their states.
 pub(super) const EARLY_MAX: usize = 64 << 20;
 
 /// Early data of a function, as one message of a migration.

@@ -25,7 +25,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, lchown};
 use std::path::{Component, Path, PathBuf};
 use std::thread;
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, StatxFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
@@ -260,10 +260,10 @@ impl JailFiles<'_> {
         let jail = Path::new("/").join(JAIL);
         self.inside(|_| {
             let failed = |source| FileError {
-                path: PathBuf::from("/dev"),
+                path: PathBuf::from("/"),
                 source,
             };
-            for device in character_devices(&jail.join("dev")).map_err(failed)? {
+            for device in character_devices(&jail).map_err(failed)? {
                 let path = device.strip_prefix(&jail).unwrap_or(&device);
                 let path = Path::new("/").join(path);
                 if !kept.contains(&path) && !DEVICES.iter().any(|own| path == Path::new(own)) {
@@ -321,33 +321,56 @@ fn remove(path: &Path) -> bool {
     // No mount is there yet, or a device.
     let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
     let unmounted = rustix::mount::unmount(&there, flags).is_ok();
-    path.starts_with("/dev") && remove_node(&there).is_ok() || unmounted
+    remove_node(&there) || unmounted
 }
 
-/// Removes a device node. The process may have a descriptor of the node itself (`O_PATH`), and
-/// could open the device through it. So the node loses its user first.
-fn remove_node(node: &Path) -> io::Result<()> {
+/// Removes a device node of the jail, at whatever path: a disk or a NIC may be named by a link.
+/// Returns whether there was one. The process may have a descriptor of the node itself (`O_PATH`),
+/// and could open the device through it. So the node loses its user first.
+fn remove_node(node: &Path) -> bool {
+    let jail = identify(&Path::new("/").join(JAIL));
+    // Another file system may be the process's.
+    let is_node = match (identify(node), jail) {
+        (Ok((kind, there)), Ok((_, jail))) => {
+            there == jail && matches!(kind, FileType::CharacterDevice | FileType::BlockDevice)
+        }
+        _ => false,
+    };
+    if !is_node {
+        return false;
+    }
     let _ = lchown(node, Some(0), Some(0));
-    fs::remove_file(node)
+    fs::remove_file(node).is_ok()
 }
 
 /// The character devices below a directory, in its file system: another one may be the process's.
 fn character_devices(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let file_system = fs::symlink_metadata(directory)?.dev();
+    let (_, file_system) = identify(directory)?;
     let mut found = Vec::new();
     let mut directories = vec![directory.to_owned()];
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
-            let metadata = entry.metadata()?;
-            if metadata.is_dir() && metadata.dev() == file_system {
-                directories.push(entry.path());
-            } else if metadata.file_type().is_char_device() {
-                found.push(entry.path());
+            // That of a mount point, not of the file that is mounted there.
+            let kind = entry.file_type()?;
+            let path = entry.path();
+            if kind.is_char_device() {
+                found.push(path);
+            } else if kind.is_dir() && identify(&path)?.1 == file_system {
+                directories.push(path);
             }
         }
     }
     Ok(found)
+}
+
+/// The type of a file, and its file system. It sends no request to a file server, which may not
+/// answer.
+fn identify(path: &Path) -> io::Result<(FileType, (u32, u32))> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let found = rustix::fs::statx(CWD, path, flags, StatxFlags::TYPE)?;
+    let kind = FileType::from_raw_mode(found.stx_mode.into());
+    Ok((kind, (found.stx_dev_major, found.stx_dev_minor)))
 }
 
 /// Opens a file of the host for a jail of `user`.

@@ -4,6 +4,7 @@
 //! change has its line. `refusals.rs` limits the lines of requests that changed nothing.
 //!
 //! A client that disconnects does not stop its change. The line has the outcome in that case, too.
+//! The changes that run have a limit.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::node::Role;
 use vmm::http::ErrorBody;
+use vmm::http::budget::BudgetPlace;
 use vmm::http::request_id::{IsLogged, RequestId, shortened};
 use vmm::http::server::Admission;
 
@@ -23,10 +25,12 @@ use super::role;
 use super::{Access, Permit};
 use crate::error::Error;
 use crate::machines::error::unfinished;
-use crate::machines::stop::GUEST_WAS_ASKED;
 
-/// How long a connection may wait for a place among those of its role.
+/// How long a connection or a change may wait for a place among those of its role.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Changes that run at a time: as many as the connections of both listeners.
+pub(super) const CHANGES_MAX: usize = 128;
 
 /// The sender of a request, as in the audit log: an extension of the request.
 #[derive(Debug, Clone)]
@@ -60,10 +64,13 @@ pub(crate) async fn check(
             }
             let admission = extensions.remove::<Admission>();
             let answer = pass(admission, caller.role, request, next);
-            if line.changes {
-                return to_its_end(access, line, answer).await;
+            if !line.changes {
+                answer.await
+            } else if let Some(place) = place_for_change(&access, caller.role).await {
+                return to_its_end(access, line, place, answer).await;
+            } else {
+                busy("changes", caller.role).into_response()
             }
-            answer.await
         }
         Err(refused) => {
             line.refused = true;
@@ -89,15 +96,23 @@ async fn pass(admission: Option<Admission>, role: Role, request: Request, next: 
     }
 }
 
+/// A place for a change. It limits the changes that clients begin and leave.
+async fn place_for_change(access: &Access, role: Role) -> Option<BudgetPlace> {
+    let place = tokio::time::timeout(PATIENCE, access.running.take(role));
+    place.await.ok()
+}
+
 /// Waits for the answer to a change, even if the client disconnects meanwhile. Otherwise a client
 /// could hide the outcome, or flood the log.
 async fn to_its_end(
     access: Arc<Access>,
     mut line: Line,
+    place: BudgetPlace,
     answer: impl Future<Output = Response> + Send + 'static,
 ) -> Response {
     let running = tokio::spawn(async move {
         let mut response = answer.await;
+        drop(place);
         line.end(&access, &mut response);
         response
     });
@@ -113,10 +128,12 @@ async fn admit(admission: Option<Admission>, role: Role) -> Result<(), Error> {
         return Ok(());
     };
     let admitted = tokio::time::timeout(PATIENCE, admission.admit(role)).await;
-    admitted.map_err(|_| {
-        let message = format!("all connections for the role {role} are in use");
-        Error::unavailable("busy", message).hint("close idle connections, or try again later")
-    })
+    admitted.map_err(|_| busy("connections", role).hint("close idle ones, or try again later"))
+}
+
+fn busy(places: &str, role: Role) -> Error {
+    let message = format!("all {places} for the role {role} are in use");
+    Error::unavailable("busy", message)
 }
 
 /// A line of the audit log; written on drop.
@@ -165,7 +182,7 @@ impl Line {
         let status = response.status();
         let code = response.extensions().get::<ErrorBody>();
         let code = code.map(|body| body.code.clone());
-        if self.is_of_interest() && changed_nothing(status, code.as_deref()) {
+        if self.is_of_interest() && changed_nothing(status) {
             self.suppressed = access.refusals.admit(&self.peer, Instant::now());
             if self.suppressed.is_none() {
                 // Nor is there the line about each request.
@@ -181,11 +198,22 @@ impl Line {
     }
 }
 
-/// Whether an answer means that its request changed nothing. After an error of the host it may have
+/// Whether an answer means that its request changed nothing. After any other error it may have
 /// changed a part.
-fn changed_nothing(status: StatusCode, code: Option<&str>) -> bool {
-    let refused = status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE;
-    refused && code.is_none_or(|code| !GUEST_WAS_ASKED.contains(&code))
+fn changed_nothing(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST
+            | StatusCode::UNAUTHORIZED
+            | StatusCode::FORBIDDEN
+            | StatusCode::NOT_FOUND
+            | StatusCode::METHOD_NOT_ALLOWED
+            | StatusCode::PRECONDITION_FAILED
+            | StatusCode::PAYLOAD_TOO_LARGE
+            | StatusCode::UNSUPPORTED_MEDIA_TYPE
+            | StatusCode::PRECONDITION_REQUIRED
+            | StatusCode::SERVICE_UNAVAILABLE
+    )
 }
 
 impl Drop for Line {
@@ -249,23 +277,32 @@ mod tests {
         assert_eq!(ended.recv().await, Some(()));
     }
 
+    #[tokio::test]
+    async fn changes_that_clients_leave_have_a_limit() {
+        let never = || std::future::pending::<()>();
+        let access = testing::access();
+        let router = Router::new()
+            .route("/v1/cordon", put(never))
+            .layer(from_fn_with_state(access.clone(), check));
+        let is_full = || access.running.try_take(Role::Admin).is_none();
+        for _ in 0..CHANGES_MAX {
+            assert!(!is_full());
+            let request = testing::request(Method::PUT, "/v1/cordon", Role::Admin);
+            let client = tokio::spawn(router.clone().oneshot(request));
+            tokio::task::yield_now().await;
+            client.abort();
+        }
+        assert!(is_full());
+    }
+
     #[test]
     fn only_lines_of_requests_without_an_effect_have_a_limit() {
-        let changed = |status, code| !changed_nothing(StatusCode::from_u16(status).unwrap(), code);
-        for status in [101, 200, 202, 204, 500, 502, 504] {
-            assert!(changed(status, None), "{status}");
+        let changed = |status| !changed_nothing(StatusCode::from_u16(status).unwrap());
+        for status in [101, 200, 202, 204, 409, 422, 500, 502, 504] {
+            assert!(changed(status), "{status}");
         }
-        for code in ["still_runs", "started_again"] {
-            assert!(changed(409, Some(code)), "{code}");
-        }
-        for (status, code) in [
-            (403, "role_too_low"),
-            (404, "no_such_vm"),
-            (409, "paused"),
-            (422, "unusable"),
-            (503, "busy"),
-        ] {
-            assert!(!changed(status, Some(code)), "{status}");
+        for status in [400, 401, 403, 404, 405, 412, 413, 503] {
+            assert!(!changed(status), "{status}");
         }
     }
 }

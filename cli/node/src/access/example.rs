@@ -5,13 +5,11 @@ use std::sync::Arc;
 use bellhop_api::node::Role;
 use parking_lot::RwLock;
 use ring::digest::{SHA256, digest};
-use tokio::sync::watch;
 use tokio_rustls::rustls::server::{ResolvesServerCertUsingSni, WebPkiClientVerifier};
 use tokio_rustls::rustls::{self, ServerConfig};
 
 use super::certificates::Tls;
 use super::listener::TlsPeer;
-use super::refusals::Refusals;
 use super::{Access, AccessFiles, CertificateFiles, Loaded, Tokens};
 
 impl Access {
@@ -47,11 +45,7 @@ impl Access {
             },
             tokens: "/nonexistent".into(),
         };
-        Self {
-            remote: Some((files, RwLock::new(loaded))),
-            changes: watch::Sender::default(),
-            refusals: Refusals::default(),
-        }
+        Self::of(Some((files, RwLock::new(loaded))))
     }
 }
 

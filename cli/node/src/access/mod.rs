@@ -44,6 +44,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
+use vmm::http::budget::Budget;
 
 pub use certificates::CertificateFiles;
 pub(crate) use check::{RequestedBy, check};
@@ -92,6 +93,8 @@ pub(crate) struct Access {
     /// The number of reloads. Notified also when a token has expired.
     changes: watch::Sender<u64>,
     refusals: Refusals,
+    /// Places of changes that run.
+    running: Budget,
 }
 
 impl fmt::Debug for Access {
@@ -113,11 +116,16 @@ impl Access {
             let loaded = Loaded::of(&files)?;
             Ok::<_, Error>((files, RwLock::new(loaded)))
         });
-        Ok(Self {
-            remote: remote.transpose()?,
+        Ok(Self::of(remote.transpose()?))
+    }
+
+    fn of(remote: Option<(AccessFiles, RwLock<Loaded>)>) -> Self {
+        Self {
+            remote,
             changes: watch::Sender::default(),
             refusals: Refusals::default(),
-        })
+            running: Budget::new(check::CHANGES_MAX),
+        }
     }
 
     /// Reads all files again. Existing connections stay; the new files apply from the next request

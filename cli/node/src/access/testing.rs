@@ -9,14 +9,12 @@ use axum::http::header::AUTHORIZATION;
 use bellhop_api::node::Role;
 use parking_lot::RwLock;
 use ring::digest::{SHA256, digest};
-use tokio::sync::watch;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::server::{ResolvesServerCertUsingSni, WebPkiClientVerifier};
 use tokio_rustls::rustls::{ServerConfig, version};
 
 use super::certificates::Tls;
 use super::listener::TlsPeer;
-use super::refusals::Refusals;
 use super::{Access, AccessFiles, CertificateFiles, Loaded, Tokens};
 
 /// Access control with one token of each role: the role's name.
@@ -44,11 +42,7 @@ pub(crate) fn access() -> Arc<Access> {
         },
         tokens: Arc::new(Tokens::parse(lines.as_bytes(), "tokens".as_ref()).unwrap()),
     };
-    Arc::new(Access {
-        remote: Some((files, RwLock::new(loaded))),
-        changes: watch::Sender::default(),
-        refusals: Refusals::default(),
-    })
+    Arc::new(Access::of(Some((files, RwLock::new(loaded)))))
 }
 
 /// A request without a body, of a client with the token of this role.

@@ -10,7 +10,7 @@ use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -252,6 +252,24 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
     Error::context(format!("cannot use {}", path.display()))
 }
 
+/// Deletes what is not a log that the VM's process can use, at the path of a log and at that of the
+/// older one. A captured process before may have put it there.
+fn free_log(log: &Path) -> Result<(), Error> {
+    for path in [log.to_owned(), logs::older(log)] {
+        let is_usable = |found: fs::Metadata| found.is_file() && found.mode() & 0o600 == 0o600;
+        if fs::symlink_metadata(&path).is_ok_and(|found| !is_usable(found)) {
+            remove_any(&path).map_err(file(&path))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a VM's process uses a device that exists, by the path that it reports. A captured process
+/// reports any path, such as one on storage that does not answer. So that one is not looked up.
+fn is_path_of(reported: &Path, device: &Path) -> bool {
+    fs::canonicalize(device).is_ok_and(|opened| reported == device || reported == opened)
+}
+
 /// Ends a process if it exists.
 pub(super) fn end(identity: Identity) -> io::Result<()> {
     Process::open(identity)?.map_or(Ok(()), |process| process.end(GRACE))
@@ -393,9 +411,11 @@ impl Host for Machines {
     }
 
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error> {
-        if let Ok(path) = by_name(device) {
-            // Another VM's device may get the same path and number.
-            self.hide_files(vm, &[path]);
+        // Another VM's device may get the same path and number.
+        match by_name(device) {
+            Ok(path) => self.hide_files(vm, &[path]),
+            // The host has removed it.
+            Err(_) => self.hide_devices(vm, |_| {}),
         }
         self.delete_device(vm, device)
     }
@@ -408,6 +428,9 @@ impl Host for Machines {
         // After a reboot of the host one of them is missing.
         self.make_directories(vm)?;
         let log = self.paths.log(vm);
+        for log in [&log, &self.paths.console_log(vm)] {
+            free_log(log)?;
+        }
         let socket = self.paths.api_socket(vm);
         let mark = self.paths.runtime_of(vm);
         let mut arguments = vec![
@@ -453,7 +476,9 @@ impl Host for Machines {
 
     fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error> {
         self.end_all(vm, identity).map_err(|error| {
-            if let Some(entry) = self.entries().get(vm) {
+            if error.kind() == io::ErrorKind::TimedOut
+                && let Some(entry) = self.entries().get(vm)
+            {
                 entry.view().not_ended = Some(error.to_string());
             }
             unended(error).hint(NOT_ENDED)
@@ -537,6 +562,8 @@ impl Host for Machines {
         // A process of an earlier version refuses the member, so it is only sent for a change.
         let backup = (there != backup).then_some(backup);
         if fd.is_none() && backup.is_none() {
+            // The daemon may have been killed before it did so, or the VM's report is wrong.
+            self.hide_devices(vm, |_| {});
             return Ok(());
         }
         let files = self.devices_to_open(vm, nic)?;
@@ -556,9 +583,11 @@ impl Host for Machines {
         let Ok(status) = self.runtime.block_on(self.api_of(vm).status()) else {
             return false;
         };
-        let wanted = self.device_of(vm, nic);
+        let Ok(wanted) = self.character_device_of(vm, nic) else {
+            return false;
+        };
         let there = status.nics.iter().find(|one| one.id == nic.id().as_str());
-        there.is_some_and(|one| fs::canonicalize(&one.path).is_ok_and(|path| path == wanted))
+        there.is_some_and(|one| is_path_of(Path::new(&one.path), &wanted))
     }
 
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, Error> {
@@ -578,20 +607,11 @@ impl Host for Machines {
         self.with_files(vm, files, || self.runtime.block_on(plug).map(drop))
     }
 
-    fn unplug_disk(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error> {
-        let vmm = self.api_of(vm);
-        let status = self.runtime.block_on(vmm.status());
-        let disks = status.map(|status| status.disks).unwrap_or_default();
-        let (removed, others): (Vec<_>, Vec<_>) =
-            disks.into_iter().partition(|one| one.id == id.as_str());
+    fn unplug_disk(&self, vm: &VmName, id: &DeviceId, image: Option<&Path>) -> Result<bool, Error> {
         let is_gone = |status: &VmStatus| status.disks.iter().all(|one| one.id != id.as_str());
         let gone = self.give_up(vm, &format!("/v1/vm/disks/{id}"), is_gone)?;
-        if gone {
-            // Another disk may have the same read-only image.
-            let is_used = |path: &str| others.iter().any(|other| other.path == path);
-            let images = removed.into_iter().map(|disk| disk.path);
-            let unused = images.filter(|path| !is_used(path)).map(PathBuf::from);
-            self.hide_files(vm, &unused.collect::<Vec<_>>());
+        if gone && let Some(image) = image {
+            self.hide_files(vm, &[image.to_owned()]);
         }
         Ok(gone)
     }
@@ -783,5 +803,66 @@ fn gone_or(process: &Process, otherwise: ProcessState) -> ProcessState {
     match process.wait(Duration::ZERO) {
         Ok(true) => ProcessState::Gone,
         _ => otherwise,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn directory(name: &str) -> PathBuf {
+        let directory = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).unwrap();
+        directory.canonicalize().unwrap()
+    }
+
+    #[test]
+    fn a_log_is_kept_and_anything_else_at_its_paths_is_deleted() {
+        let directory = directory("node-odd-logs");
+        let [log, older, kept] = ["a.log", "a.log.1", "kept"].map(|name| directory.join(name));
+        fs::write(&kept, "kept").unwrap();
+        free_log(&log).unwrap();
+        for path in [&log, &older] {
+            let none = || assert!(fs::symlink_metadata(path).is_err(), "{}", path.display());
+            fs::create_dir_all(path.join("a/b")).unwrap();
+            free_log(&log).unwrap();
+            none();
+            symlink(&kept, path).unwrap();
+            free_log(&log).unwrap();
+            none();
+            fs::write(path, "text").unwrap();
+            free_log(&log).unwrap();
+            assert_eq!(fs::read(path).unwrap(), b"text");
+            // Its user could not open it.
+            fs::set_permissions(path, PermissionsExt::from_mode(0o0)).unwrap();
+            free_log(&log).unwrap();
+            none();
+        }
+        assert_eq!(fs::read(&kept).unwrap(), b"kept");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_reported_path_is_compared_and_not_looked_up() {
+        let directory = directory("node-reported");
+        let [device, link, other] = ["device", "link", "other"].map(|name| directory.join(name));
+        fs::write(&device, "").unwrap();
+        for link in [&link, &other] {
+            symlink(&device, link).unwrap();
+        }
+        // The process reports the path that it received, or the one of the descriptor.
+        assert!(is_path_of(&device, &device));
+        assert!(is_path_of(&device, &link));
+        assert!(is_path_of(&link, &link));
+        assert!(!is_path_of(&other, &device));
+        assert!(!is_path_of(&other, &link));
+        fs::remove_file(&device).unwrap();
+        assert!(!is_path_of(&device, &device), "the device is gone");
+        fs::remove_dir_all(directory).unwrap();
     }
 }

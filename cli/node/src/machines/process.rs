@@ -32,8 +32,6 @@ use rustix::process::{
 use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::remove::remove_any;
-
 /// The environment variable that marks a process, even before it does anything.
 const MARK: &str = "BELLHOP_VM";
 /// The environment variable with the path of the log file, which the process rotates. It is a
@@ -123,10 +121,6 @@ pub(crate) fn program() -> PathBuf {
 /// # Errors
 /// The program or its log cannot be used.
 pub(crate) fn start(start: Start<'_>) -> io::Result<Process> {
-    // The process before may have put something else there.
-    if fs::symlink_metadata(start.log).is_ok_and(|found| !found.is_file()) {
-        remove_any(start.log)?;
-    }
     let log = OpenOptions::new()
         .append(true)
         .create(true)

@@ -48,6 +48,10 @@ impl Machines {
                     lifecycle.reconcile_disks(&mut record);
                     lifecycle.reconcile_functions(&mut record);
                 }
+                if let Reconciled::Running | Reconciled::Awaited = reconciled {
+                    // The former daemon may have been killed after it showed a device.
+                    machines.hide_devices(entry.name(), |_| {});
+                }
                 Ok(reconciled)
             })
             .await;

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bellhop_api::config::VmConfig;
 use bellhop_api::machine::{End, EndReason};
@@ -157,6 +157,10 @@ pub(crate) struct Record {
     /// Disks that its process was requested to remove and the guest may still have.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     removed_disks: BTreeSet<DeviceId>,
+    /// The images of these disks, which the process still sees. Records of earlier versions have
+    /// none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    removed_images: BTreeMap<DeviceId, PathBuf>,
     /// Functions by VFIO that the guest was requested to release and may still have.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     removed_functions: BTreeMap<DeviceId, Address>,
@@ -218,6 +222,7 @@ impl Record {
             giving_up: BTreeSet::new(),
             former_nics: BTreeMap::new(),
             removed_disks: BTreeSet::new(),
+            removed_images: BTreeMap::new(),
             removed_functions: BTreeMap::new(),
             on_backup: BTreeSet::new(),
             former: None,
@@ -594,16 +599,34 @@ impl Record {
             .collect()
     }
 
-    /// Records that the guest must release a disk. Without a process no guest has it.
+    /// Removes a disk from the spec, and records that the guest must release it. Without a process
+    /// no guest has it.
     pub(crate) fn removes_disk(&mut self, disk: &DeviceId) {
         if self.process().is_some() {
             self.removed_disks.insert(disk.clone());
+            if let Some(former) = self.spec.disk(disk) {
+                self.removed_images
+                    .insert(disk.clone(), former.path.clone());
+            }
         }
+        self.spec = self.spec.without_disk(disk);
     }
 
     /// Records that the guest has released a disk. Returns whether that was pending.
     pub(crate) fn mark_disk_released(&mut self, disk: &DeviceId) -> bool {
+        self.removed_images.remove(disk);
         self.removed_disks.remove(disk)
+    }
+
+    /// The image of a removed disk that the VM does not need once the guest has released the disk.
+    /// Several disks may have the same read-only image.
+    pub(crate) fn unneeded_image(&self, disk: &DeviceId) -> Option<&Path> {
+        let image = self.removed_images.get(disk)?;
+        let others = self.removed_images.iter().filter(|(id, _)| *id != disk);
+        let others = others.map(|(_, path)| path.as_path());
+        let files = self.spec.machine().files().chain(self.running().files());
+        let is_needed = files.chain(others).any(|path| path == image);
+        (!is_needed).then_some(image)
     }
 
     /// Disks that the guest must release and may still have.
@@ -657,6 +680,7 @@ impl Record {
         self.giving_up.clear();
         self.former_nics.clear();
         self.removed_disks.clear();
+        self.removed_images.clear();
         self.removed_functions.clear();
     }
 }

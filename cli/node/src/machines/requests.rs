@@ -358,7 +358,11 @@ impl Machines {
         else {
             return;
         };
-        for id in self.lifecycle(entry).query_failovers(&mut record) {
+        let moved = self.lifecycle(entry).query_failovers(&mut record);
+        if !moved.is_empty() {
+            self.hide_devices(entry.name(), |_| {});
+        }
+        for id in moved {
             self.publish(entry.name(), Change::NicFailedOver(id, None));
         }
     }
@@ -368,6 +372,8 @@ impl Machines {
         let record = entry.record();
         if let Some(mut record) = record.filter(|record| record.phase == Phase::Present) {
             self.lifecycle(entry).drop_vanished(&mut record, id);
+            // A device that was not created for the NIC is gone, too.
+            self.hide_devices(entry.name(), |_| {});
         }
     }
 

@@ -11,7 +11,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::ops::RangeInclusive;
-use std::os::unix::fs::lchown;
+use std::os::unix::fs::{PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -180,6 +180,8 @@ pub(super) fn is_root() -> bool {
 pub(super) fn give(directory: &Path, user: u32) -> io::Result<()> {
     // The user may have created links.
     lchown(directory, Some(user), Some(user))?;
+    // A captured process may have closed its own directory.
+    fs::set_permissions(directory, PermissionsExt::from_mode(0o700))?;
     for entry in fs::read_dir(directory)? {
         lchown(entry?.path(), Some(user), Some(user))?;
     }
@@ -304,11 +306,16 @@ impl Machines {
         };
         released(&mut record);
         let nics = record.nics_now(vm).chain(record.former_nics().cloned());
-        // A device that is gone needs no file.
-        let devices = nics.filter_map(|nic| self.devices_to_open(vm, &nic).ok());
+        // A device that is gone needs no file. The other device of its NIC does.
+        let devices = nics.flat_map(|nic| {
+            let backup = self.backup_path(vm, &nic).ok().flatten();
+            [self.character_device_of(vm, &nic).ok(), backup]
+        });
         let functions = record.functions_in_guest();
         let functions = functions.filter_map(|function| functions::files_of(function).ok());
-        let kept: Vec<PathBuf> = devices.chain(functions).flat_map(paths_of).collect();
+        let functions = functions.flat_map(paths_of);
+        let mut kept: Vec<PathBuf> = devices.flatten().chain(functions).collect();
+        kept.retain(|path| path.exists());
         self.change_jail(vm, |jail| jail.hide_devices_except(&kept));
     }
 

@@ -26,6 +26,7 @@ mod outgoing;
 mod replacing;
 
 use std::fmt;
+use std::path::Path;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
@@ -144,7 +145,8 @@ pub(crate) trait Host: Send + Sync {
     /// Plugs a disk into the running VM, unless it has the disk.
     fn plug_disk(&self, vm: &VmName, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error>;
     /// Requests the running VM to release a disk. Returns whether it has no disk of this name now.
-    fn unplug_disk(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error>;
+    /// Then the VM no longer sees `image` either.
+    fn unplug_disk(&self, vm: &VmName, id: &DeviceId, image: Option<&Path>) -> Result<bool, Error>;
     /// Announces the guest's place on these NICs to the network, unless the guest does so itself. A
     /// failed announcement is not an error.
     fn announce(&self, vm: &VmName, nics: &[NicSpec]);
@@ -439,22 +441,32 @@ impl Lifecycle<'_> {
             .collect()
     }
 
+    /// As [`Self::delete`]. If the VM was to replace another one, that one gets its devices again,
+    /// and the answer is true.
+    ///
+    /// # Errors
+    /// As [`Self::delete`].
+    pub(crate) fn delete_or_restore(&self, record: &mut Record) -> Result<bool, Error> {
+        let replaces = record.incoming.is_none();
+        self.delete(record)?;
+        if record.phase != Phase::Present {
+            return Ok(false);
+        }
+        // It may be off only until the host's reboot.
+        if replaces {
+            self.restore_or_warn(record);
+        }
+        Ok(true)
+    }
+
     /// Brings the host in line with the record when a daemon starts. Returns whether the VM must be
     /// watched, and whether it must be started.
     ///
     /// # Errors
     /// A step cannot be undone; it stays in the record.
     pub(crate) fn reconcile(&self, record: &mut Record) -> Result<Reconciled, Error> {
-        if record.phase != Phase::Present {
-            let replaces = record.incoming.is_none();
-            self.delete(record)?;
-            if record.phase != Phase::Present {
-                return Ok(Reconciled::None);
-            }
-            // The former VM, which may be off only until the host's reboot.
-            if replaces {
-                self.restore_or_warn(record);
-            }
+        if record.phase != Phase::Present && !self.delete_or_restore(record)? {
+            return Ok(Reconciled::None);
         }
         if record.forget_functions(&self.host.boot()) {
             self.note(record);

@@ -25,11 +25,6 @@ use super::vm_entry::VmEntry;
 use super::{Change, Machines};
 use crate::error::Error;
 
-/// The codes of failed stops whose guest received the request to power off.
-pub(crate) const GUEST_WAS_ASKED: [&str; 2] = [STILL_RUNS, STARTED_AGAIN];
-const STILL_RUNS: &str = "still_runs";
-const STARTED_AGAIN: &str = "started_again";
-
 /// The parameters of a stop.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stop {
@@ -221,12 +216,12 @@ fn paused(vm: &VmName) -> Error {
 
 fn started_again(vm: &VmName) -> Error {
     let message = format!("cannot stop {vm}: another request wants it to run");
-    Error::conflict(STARTED_AGAIN, message)
+    Error::conflict("started_again", message)
 }
 
 fn still_runs(vm: &VmName, grace: Duration) -> Error {
     let seconds = grace.as_secs();
     let message = format!("cannot stop {vm}: its guest has not powered off within {seconds} s");
-    let error = Error::conflict(STILL_RUNS, message);
+    let error = Error::conflict("still_runs", message);
     error.hint("it keeps running, and stays off once it powers off; `mode: hard` ends it now")
 }

@@ -189,8 +189,10 @@ fn ended(machines: &Machines, entry: &VmEntry, identity: Identity, end: End) -> 
     let awaited = record.incoming.is_some();
     let lifecycle = machines.lifecycle(entry);
     if record.phase != Phase::Present {
-        match lifecycle.delete(&mut record) {
-            Ok(()) => machines.publish_deleted(entry),
+        match lifecycle.delete_or_restore(&mut record) {
+            // The VM that it was to replace.
+            Ok(true) if record.is_to_start() => return Next::Again,
+            Ok(_) => machines.publish_deleted(entry),
             Err(error) => not_deleted(entry, &error),
         }
         return Next::Over;
@@ -377,7 +379,10 @@ async fn follow(machines: &Arc<Machines>, entry: &Arc<VmEntry>, identity: Identi
                         .filter(|detail| detail.len() <= ALARM_DETAIL_MAX);
                 }
                 for change in alarm_changes(&alarms, &status) {
-                    admitted(&mut reports).await;
+                    // The end must not wait: the process exits in a moment.
+                    if status.end.is_none() {
+                        admitted(&mut reports).await;
+                    }
                     machines.publish(entry.name(), change);
                 }
                 alarms.clone_from(&status.alarms);

@@ -30,7 +30,7 @@ use vdpa_mgmt::nic::server::ServerLock;
 use super::{Arguments, failed};
 use crate::signals::StopSignals;
 
-/// The interval of checks for a stopped worker and a large log.
+/// The interval of checks for a stopped worker, a deleted tap and a large log.
 const PERIOD: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -189,13 +189,14 @@ impl<'a> Server<'a> {
         command.spawn().map_err(Error::context(failed))
     }
 
-    /// Waits until the worker ends or is stopped, or a signal asks this process to stop.
+    /// Waits until the worker ends or is stopped, the tap is deleted, or a signal asks this process
+    /// to stop. A worker without a driver does not notice that its tap is deleted.
     fn wait(&self, worker: &Child) -> io::Result<()> {
         let pid = Pid::from_child(worker);
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         let states = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
         let now = states | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        while self.signals.received().is_none() {
+        while self.signals.received().is_none() && self.end.check().is_ok() {
             if waitid(WaitId::PidFd(pidfd.as_fd()), now)?.is_some() {
                 break;
             }

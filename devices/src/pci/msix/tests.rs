@@ -182,3 +182,22 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_saved_table_has_at_most_as_many_entries_as_a_table() {
+    let read = |count| {
+        let entry = MsixEntryState {
+            address: 0,
+            data: 0,
+            masked: true,
+            pending: false,
+        };
+        let state = MsixState {
+            entries: vec![entry; count],
+        };
+        let read = postcard::from_bytes(&postcard::to_allocvec(&state).unwrap());
+        read.map(|read: MsixState| assert_eq!(read, state))
+    };
+    read(MAX_VECTORS).unwrap();
+    read(MAX_VECTORS + 1).unwrap_err();
+}

@@ -237,6 +237,42 @@ fn writes_are_logged() {
     device.log_writes(false).unwrap();
 }
 
+#[test]
+fn a_log_that_does_not_end_is_ended_or_used_later() {
+    let rig = able();
+    let device = rig.open().unwrap();
+    device.log_writes(true).unwrap();
+    rig.model.set_fault(Some(Fault::StopLog));
+    device.log_writes(false).unwrap_err();
+    // The next attempt to move uses it, and the next one to end it may work.
+    device.log_writes(true).unwrap();
+    assert_eq!(device.take_log().unwrap(), []);
+    rig.model.set_fault(None);
+    device.log_writes(false).unwrap();
+    device.log_writes(true).unwrap();
+}
+
+#[test]
+fn a_function_that_stays_in_pre_copy_is_reported() {
+    for resets in [false, true] {
+        let (rig, device, _) = early_source();
+        rig.model.set_fault(Some(Fault::Enter(model::RUNNING)));
+        device.log_writes(false).unwrap();
+        assert_eq!(phase(&rig), model::PRE_COPY);
+        assert!(device.take_error() && device.has_failed());
+        // Neither moved nor saved: the beginning of its data is gone.
+        device.log_writes(true).unwrap_err();
+        device.save(MAX).unwrap_err();
+        rig.model.set_fault(None);
+        if resets {
+            device.reset();
+            assert!(!device.has_failed());
+        }
+        device.log_writes(true).unwrap();
+        assert_eq!((phase(&rig), device.early()), (model::PRE_COPY, 0));
+    }
+}
+
 /// A function in PRE_COPY, with all that it has handed out so far.
 fn early_source() -> (Rig, Arc<VfioPciDevice>, Vec<Vec<u8>>) {
     let rig = able();

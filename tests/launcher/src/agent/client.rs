@@ -18,6 +18,9 @@ use std::time::Duration;
 /// How long a command may take to end after its time is up.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How long the agent may collect evidence, and the command may take to end by SIGKILL.
+const EVIDENCE: Duration = Duration::from_secs(30);
+
 /// A host that sends nothing for this long hangs: it sends [`Frame::Alive`] every [`ALIVE`]. The
 /// limit is generous because an emulated host on a busy machine stalls now and then.
 const SILENCE: Duration = Duration::from_secs(120);
@@ -301,7 +304,7 @@ fn pass_signals(port: &Port) -> Result<()> {
 }
 
 /// Ends the command when its time is up. The agent prints evidence first. Then the command gets
-/// SIGTERM, and SIGKILL after [`GRACE`]. After another [`GRACE`] the whole host ends.
+/// SIGTERM, and SIGKILL after [`GRACE`]. After [`EVIDENCE`] the whole host ends.
 #[derive(Debug)]
 struct Timer {
     state: Arc<(Mutex<TimerState>, Condvar)>,
@@ -336,9 +339,9 @@ impl Timer {
             }
             eprintln!("lab: the command's {} s are over", timeout.as_secs());
             let _ = port.send(&Frame::TimeUp);
-            for signal in [15, 9] {
+            for (signal, time) in [(15, GRACE), (9, EVIDENCE)] {
                 let _ = port.send(&Frame::Signal(signal));
-                if stopped_within(GRACE) {
+                if stopped_within(time) {
                     return;
                 }
             }

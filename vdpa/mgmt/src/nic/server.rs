@@ -201,7 +201,8 @@ pub(super) fn start(
 fn answer(output: ChildStdout, patience: Duration) -> io::Result<String> {
     let mut ready = [PollFd::new(&output, PollFlags::IN)];
     let limit = Timespec::try_from(patience).map_err(io::Error::other)?;
-    if poll(&mut ready, Some(&limit))? == 0 {
+    // A signal that ends this program must not look like an error of the child.
+    if rustix::io::retry_on_intr(|| poll(&mut ready, Some(&limit)))? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }
     let mut text = String::new();

@@ -115,12 +115,13 @@ impl GuestRing {
 
     /// Makes entries available again that a device was about to use together when it ended
     /// ([`unfinished`]). The driver has not seen them: it waits for the first of them. Their
-    /// addresses and ids are those of the driver. Their lengths may be those of the device, which
-    /// are at most the buffers'. An empty one ends as a chain without bytes, and the ring breaks.
+    /// addresses and ids are those of the driver. Their lengths are those of the device, which are
+    /// at most the buffers'. If one is empty, because the driver has unmapped a buffer of the frame,
+    /// it stays used, and the ring does not show its position.
     ///
     /// # Errors
     /// Guest memory cannot be used.
-    pub(crate) fn take_back(&self) -> Result<(), Error> {
+    pub(crate) fn restore_unfinished(&self) -> Result<(), Error> {
         let last = self.size - 1;
         let flags = std::iter::once(last).chain(0..self.size).map(|index| {
             let address = self.entry(index) + DESCRIPTOR_FLAGS;
@@ -193,13 +194,14 @@ impl GuestRing {
         })
     }
 
-    /// Writes a whole descriptor, flags last.
+    /// Writes a whole descriptor, the address first.
     pub(super) fn write_entry(&self, index: u16, descriptor: &Descriptor) -> Result<(), Error> {
         self.write(self.entry(index), &descriptor.address.0.to_le_bytes())?;
         self.write_result(index, descriptor.len, descriptor.id, descriptor.flags)
     }
 
-    /// Writes length, id and, after both, the flags of a descriptor.
+    /// Writes length, id and flags of a descriptor at once. So a device that is killed leaves all of
+    /// them or none.
     pub(super) fn write_result(
         &self,
         index: u16,
@@ -207,12 +209,14 @@ impl GuestRing {
         id: u16,
         flags: u16,
     ) -> Result<(), Error> {
-        let place = self.entry(index);
-        let mut body = [0; 6];
-        body[..4].copy_from_slice(&len.to_le_bytes());
-        body[4..].copy_from_slice(&id.to_le_bytes());
-        self.write(place + DESCRIPTOR_LENGTH, &body)?;
+        let [l0, l1, l2, l3] = len.to_le_bytes();
+        let ([i0, i1], [f0, f1]) = (id.to_le_bytes(), flags.to_le_bytes());
+        let result = u64::from_ne_bytes([l0, l1, l2, l3, i0, i1, f0, f1]);
         // Release: the flags hand the whole descriptor to the other side.
-        self.store(place + DESCRIPTOR_FLAGS, flags, Ordering::Release)
+        self.store_as_is(
+            self.entry(index) + DESCRIPTOR_LENGTH,
+            result,
+            Ordering::Release,
+        )
     }
 }

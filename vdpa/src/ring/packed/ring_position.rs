@@ -23,7 +23,7 @@
 //!
 //! The function is pure: the source of the flags does not matter.
 
-use super::super::guest::DESCRIPTOR_F_NEXT;
+use super::super::guest::{DESCRIPTOR_F_INDIRECT, DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE};
 use super::{DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, Position};
 use crate::Error;
 
@@ -108,26 +108,34 @@ pub(super) fn ring_position(flags: &[u16]) -> Result<(Position, Position), Error
 }
 
 /// The entries that a device was about to use together when it ended, with the flags that make them
-/// available again. The first of them is still available.
+/// available again. The first of them is still available, as the driver wrote it.
 ///
 /// The device writes the flags from the last entry to the first. So these are used in the lap of
-/// the available entry before them. In any other ring, the lap of a used entry is another one, also
-/// while the driver adds. `flags` begin with those of the last entry, read before the others.
+/// the available entry before them. If each chain is one descriptor, the lap of a used entry is
+/// another one in any other ring, also while the driver adds. The rest of a chain of two looks
+/// available, too. So all entries must have WRITE, as those for one frame have: frames from the
+/// driver are not used together.
+///
+/// The device's flags replace the driver's, so a used entry does not show whether its buffer was an
+/// indirect table. If one entry has a table, the others may have had one: there are no results.
+///
+/// `flags` begin with those of the last entry, read before the others.
 pub(super) fn unfinished(flags: &[u16]) -> Vec<(u16, u16)> {
     let mut found = Vec::new();
-    if flags.iter().any(|flags| flags & DESCRIPTOR_F_NEXT != 0) {
-        // The ring does not show its position then.
+    let unclear = DESCRIPTOR_F_NEXT | DESCRIPTOR_F_INDIRECT;
+    if flags.iter().any(|flags| flags & unclear != 0) {
         return found;
     }
     let Some((&last, entries)) = flags.split_first() else {
         return found;
     };
-    let mut before = Entry::of(last);
+    let mut before = (Entry::of(last), last);
     // A second time, for a run that begins at the end of the ring.
     for _ in 0..2 {
         for (index, &flags) in (0..=u16::MAX).zip(entries) {
             let mut entry = Entry::of(flags);
-            if let Entry::Available(lap) = before {
+            let writes = before.1 & flags & DESCRIPTOR_F_WRITE != 0;
+            if let (Entry::Available(lap), true) = (before.0, writes) {
                 let lap = lap ^ (index == 0);
                 if entry == Entry::Used(lap) {
                     let position = Position { index, wrap: lap };
@@ -136,7 +144,7 @@ pub(super) fn unfinished(flags: &[u16]) -> Vec<(u16, u16)> {
                     entry = Entry::Available(lap);
                 }
             }
-            before = entry;
+            before = (entry, flags);
         }
     }
     found.sort_unstable();

@@ -6,7 +6,8 @@
 //!                               ^---- enter ------'
 //! ```
 //! A ring that is not mapped at the moment waits for the next change of the mappings. The tap's
-//! queue gets frames once the driver has filled the receive queue: it is attached then.
+//! queue gets frames once the driver has filled the receive queue: it is attached from then to the
+//! reset.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -186,6 +187,11 @@ impl Pair {
             queue.owes_interrupt = false;
         }
         self.receive.stop();
+        if let Err(error) = self.port.set_attached(false) {
+            // A reset does not need the tap.
+            let error: &dyn std::error::Error = &error;
+            tracing::debug!(error, "a queue of the tap stays attached");
+        }
         self.is_attached = false;
         self.features = None;
         self.memory = None;
@@ -240,7 +246,9 @@ impl Pair {
             Begin::AtBase => info.base.at_used(),
             Begin::WhereTheRingIs => {
                 let ring = self.ring(&info, features)?;
-                ring.take_back()?;
+                if index == RECEIVE && is_mergeable(features) {
+                    ring.restore_unfinished()?;
+                }
                 ring.used_position()?
             }
         };
@@ -271,7 +279,7 @@ impl Pair {
         let size = ring.size();
         let ring = DeviceQueue::new(ring, info.base, RingFeatures::of(features))?;
         if index == RECEIVE {
-            let mergeable = features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
+            let mergeable = is_mergeable(features);
             let packed = features & 1 << VIRTIO_F_RING_PACKED != 0;
             let is_in_use = info.base != VringBase::initial(packed);
             self.receive.restart(mergeable, size, is_in_use);
@@ -435,6 +443,11 @@ impl Pair {
         }
         Ok(())
     }
+}
+
+/// Whether a frame for the driver may take several buffers.
+fn is_mergeable(features: u64) -> bool {
+    features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0
 }
 
 /// Has the thread wait for frames of the tap, too.

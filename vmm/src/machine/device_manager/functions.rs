@@ -104,17 +104,18 @@ impl DeviceManager {
     /// # Errors
     /// A driver does not return it.
     pub(in super::super) fn early_state(&self) -> Result<Option<Vec<u8>>, RequestError> {
+        let given: u64 = self.vfio().map(|(.., device)| device.early()).sum();
+        let given = usize::try_from(given).unwrap_or(usize::MAX);
+        let room = EARLY_MAX.saturating_sub(given).min(EARLY_CHUNK);
+        if room == 0 {
+            return Ok(None);
+        }
         for (id, _, device) in self.vfio() {
-            let given = usize::try_from(device.early()).unwrap_or(usize::MAX);
-            let room = EARLY_MAX.saturating_sub(given).min(EARLY_CHUNK);
             let failed = |source| RequestError::Save {
                 id: id.to_owned(),
                 source,
             };
-            let data = match room {
-                0 => continue,
-                _ => device.read_early(room).map_err(failed)?,
-            };
+            let data = device.read_early(room).map_err(failed)?;
             if !data.is_empty() {
                 let state = EarlyState { id, data: &data };
                 let state = postcard::to_allocvec(&state).map_err(SnapshotError::Early)?;
@@ -132,8 +133,10 @@ impl DeviceManager {
         let EarlyState { id, data } = postcard::from_bytes(state).map_err(SnapshotError::Early)?;
         let found = self.vfio().find(|(other, ..)| *other == id);
         let (_, _, device) = found.ok_or_else(|| SnapshotError::NoDevice(id.to_owned()))?;
+        let others = self.vfio().filter(|(other, ..)| *other != id);
+        let others: usize = others.map(|(.., device)| device.early_taken()).sum();
         device
-            .load_early(data, EARLY_MAX)
+            .load_early(data, EARLY_MAX.saturating_sub(others))
             .map_err(|source| SnapshotError::Device {
                 id: id.to_owned(),
                 source,

@@ -266,6 +266,7 @@ const OPENS_FUNCTIONS: Calls = calls! {
     ])] => "address spaces of iommufd: made and destroyed, their ranges";
     SYS_ioctl [ioctl_of(&[KVM_CREATE_DEVICE, KVM_SET_DEVICE_ATTR])] =>
         "KVM's device for VFIO, and the groups in it";
+    SYS_dup3 => "closes a function before its group leaves the container";
 };
 
 /// The disks' I/O.

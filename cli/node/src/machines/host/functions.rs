@@ -3,6 +3,12 @@
 //! A process uses a function through files below `/dev/vfio`, which it opens by path. VFIO opens
 //! the file of a group once at a time, so two VMs never share a function.
 
+use std::collections::BTreeSet;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 use vdpa_mgmt::nic::{DEFAULT_PATIENCE, host_use};
 use vdpa_mgmt::pci::{Address, FormerDriver, Function, Pci};
 use vmm::config::VfioConfig;
@@ -11,6 +17,10 @@ use vmm::sandbox::namespaces::Access;
 use crate::error::{Error, UNUSABLE, conflict};
 use crate::machines::sandbox::Files;
 use crate::machines::spec::{VmName, addresses};
+
+/// How long the kernel may take to release a function from vfio-pci, and the former driver to take
+/// it.
+const RELEASE_TIME: Duration = Duration::from_secs(20);
 
 /// An error about a function that the client names.
 fn of_client(error: vdpa_mgmt::Error) -> Error {
@@ -52,13 +62,48 @@ pub(super) fn bind(former: &FormerDriver) -> Result<(), Error> {
     Pci::default().give_to_vfio(former).map_err(of_client)
 }
 
+/// Functions that threads of this process give back now.
+static RELEASED_NOW: Mutex<BTreeSet<Address>> = Mutex::new(BTreeSet::new());
+
 /// Gives a function its former driver again.
+///
+/// vfio-pci does not let go of a function that a process has open. The process of a VM can hide
+/// that from `/proc`, by a descriptor in flight between two sockets. So a thread waits for the
+/// kernel, and this one may end the process meanwhile.
 pub(super) fn release(vm: &VmName, former: &FormerDriver) -> Result<(), Error> {
-    let left = Pci::default().take_from_vfio(former).map_err(of_client)?;
-    if let Some(why) = left {
+    let end = Instant::now() + RELEASE_TIME;
+    let address = former.function;
+    while !RELEASED_NOW.lock().insert(address) {
+        if Instant::now() > end {
+            return Err(not_released(address));
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let (done, outcome) = mpsc::channel();
+    let former = former.clone();
+    let thread = thread::Builder::new().name("release".to_owned());
+    let spawned = thread.spawn(move || {
+        let left = Pci::default().take_from_vfio(&former);
+        RELEASED_NOW.lock().remove(&address);
+        // The receiver may have given up.
+        let _ = done.send(left);
+    });
+    if let Err(error) = spawned {
+        RELEASED_NOW.lock().remove(&address);
+        return Err(Error::context("cannot start a thread")(error));
+    }
+    let left = outcome.recv_timeout(end.saturating_duration_since(Instant::now()));
+    let left = left.map_err(|_| not_released(address))?;
+    if let Some(why) = left.map_err(of_client)? {
         tracing::warn!(%vm, "leaving {why}");
     }
     Ok(())
+}
+
+fn not_released(address: Address) -> Error {
+    let message = format!("the kernel has not released {address} from vfio-pci within 20 s");
+    let hint = "a process has it open, and may hide that: end the VM that had it";
+    Error::conflict("in_use", message).hint(hint)
 }
 
 /// The files through which a VM's process uses functions.

@@ -35,9 +35,9 @@ impl Lifecycle<'_> {
             .keep(record)
             .and_then(|()| self.bring_disk(record, id, disk));
         added.map_err(|source| {
-            record.spec = former;
             // The VM may have the disk although it answered with an error.
             record.removes_disk(id);
+            record.spec = former;
             self.note(record);
             self.take_disk(record, id);
             failed(id, "add")(source)
@@ -60,7 +60,6 @@ impl Lifecycle<'_> {
     pub(crate) fn remove_disk(&self, record: &mut Record, id: &DeviceId) -> Result<bool, Error> {
         let what = "remove";
         let mut after = record.clone();
-        after.spec = record.spec.without_disk(id);
         after.removes_disk(id);
         self.keep(&after).map_err(failed(id, what))?;
         *record = after;
@@ -71,7 +70,8 @@ impl Lifecycle<'_> {
     fn give_disk_up(&self, record: &mut Record, id: &DeviceId) -> Result<bool, Error> {
         if record.process().is_some() {
             let unplug = format_args!("unplug disk {id}");
-            if !self.act(unplug, || self.host.unplug_disk(self.vm, id))? {
+            let image = record.unneeded_image(id);
+            if !self.act(unplug, || self.host.unplug_disk(self.vm, id, image))? {
                 return Ok(false);
             }
         }

@@ -359,6 +359,56 @@ fn a_disk_is_there_after_a_stop_a_crash_and_a_reboot_and_a_removed_one_is_not() 
     assert_eq!(disks(&fake), ["data1"]);
 }
 
+#[test]
+fn the_image_of_a_removed_disk_is_unneeded_unless_another_file_is_the_same() {
+    let fake = Fake::default();
+    let vm: VmName = "web".parse().unwrap();
+    let mut daemon = Daemon::new(&fake, &vm);
+    let create = Action::Create {
+        nics: 0,
+        stopped: false,
+        restart: Restart::Always,
+    };
+    daemon.does(create);
+    let mut record = daemon.record.unwrap();
+    let kernel = record.spec.machine().kernel.clone();
+    let kernel = kernel.display().to_string();
+    for (id, path) in [("a", "/x"), ("b", "/x"), ("c", "/x"), ("d", kernel.as_str())] {
+        let disk = format!("path={path},id={id},readonly=on").parse().unwrap();
+        record.spec = record.spec.with_disk(disk);
+    }
+    let [a, b, c, d]: [DeviceId; 4] = ["a", "b", "c", "d"].map(|id| id.parse().unwrap());
+    for id in [&a, &b, &d] {
+        record.removes_disk(id);
+        assert!(record.spec.disk(id).is_none());
+        assert_eq!(record.unneeded_image(id), None, "{id}");
+    }
+    assert!(record.mark_disk_released(&a));
+    record.removes_disk(&c);
+    assert_eq!(
+        record.unneeded_image(&c),
+        None,
+        "another removed disk has it"
+    );
+    assert!(record.mark_disk_released(&b));
+    // A repeated request.
+    record.removes_disk(&c);
+    let image = std::path::Path::new("/x");
+    assert_eq!(record.unneeded_image(&c), Some(image));
+    let mut stored = serde_json::to_value(&record).unwrap();
+    let read: Record = serde_json::from_value(stored.clone()).unwrap();
+    assert_eq!(read.unneeded_image(&c), Some(image));
+    // A record of an earlier version.
+    stored
+        .as_object_mut()
+        .unwrap()
+        .remove("removed_images")
+        .unwrap();
+    let read: Record = serde_json::from_value(stored).unwrap();
+    assert!(read.removed_disks().contains(&c));
+    assert_eq!(read.unneeded_image(&c), None);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]

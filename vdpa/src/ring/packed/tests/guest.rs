@@ -288,6 +288,27 @@ fn ids_and_entries_in_flight_are_not_taken_twice() {
     assert_eq!(fault(queue.pop()), Violation::Overrun);
 }
 
+/// A device may be killed at any moment.
+#[test]
+fn length_id_and_flags_change_at_once() {
+    let ram = ram();
+    let ring = GuestRing::new(Arc::clone(&ram), SIZE, RING, true).unwrap();
+    let at = GuestAddress(ring.entry(1).0 + DESCRIPTOR_LENGTH);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for number in (0..=u16::MAX).cycle().take(1 << 20) {
+                ring.write_result(1, number.into(), number, number).unwrap();
+            }
+        });
+        while !writer.is_finished() {
+            let result: u64 = ram.load(at, Ordering::Acquire).unwrap();
+            let [l0, l1, _, _, i0, i1, f0, f1] = result.to_ne_bytes();
+            assert_eq!(([l0, l1], [l0, l1]), ([i0, i1], [f0, f1]));
+        }
+    });
+    assert_eq!(ring.read_entry(1).unwrap().len, 0xffff);
+}
+
 #[test]
 fn indirect_tables_give_all_their_pieces() {
     for (len, fits) in [(1u16, true), (256, true), (257, false)] {

@@ -3,6 +3,8 @@
 //! Owns the model: [`lives`] plays actions with their faults and checks each state.
 //! [`super::sim_host`] has the faults of a host.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 /// An action of a client, the guest or the host.
@@ -619,7 +621,11 @@ pub(super) fn lives(actions: Vec<(Action, Vec<Fault>)>) -> Result<(), TestCaseEr
                 let wanted = devices_of(&vm, record);
                 for one in once.processes.iter() {
                     prop_assert_eq!(&one.nics, &wanted);
-                    prop_assert_eq!(&one.disks, &images_of(record));
+                    let disks = images_of(record);
+                    prop_assert_eq!(&one.disks, &disks);
+                    // Also an image that the guest released late is no longer in the sandbox.
+                    let images: BTreeSet<String> = disks.into_values().collect();
+                    prop_assert_eq!(&one.images, &images);
                 }
                 let removed = record.removed_disks();
                 prop_assert!(removed.is_empty(), "{removed:?} stay");

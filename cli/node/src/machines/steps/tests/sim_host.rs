@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::panic::resume_unwind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use parking_lot::{Mutex, MutexGuard};
 use vdpa_mgmt::pci::Address;
@@ -40,6 +40,8 @@ pub(super) struct Running {
     pub(super) nics: BTreeMap<String, String>,
     /// Its disks, and their images.
     pub(super) disks: BTreeMap<String, String>,
+    /// The images in its sandbox.
+    pub(super) images: BTreeSet<String>,
     /// Its functions by VFIO.
     pub(super) functions: BTreeSet<Address>,
     /// The snapshot with which it began.
@@ -298,6 +300,7 @@ impl Host for Fake {
                 migration: MigrationReport::None,
                 nics: BTreeMap::new(),
                 disks: BTreeMap::new(),
+                images: BTreeSet::new(),
                 functions: BTreeSet::new(),
                 restored: None,
             });
@@ -319,6 +322,7 @@ impl Host for Fake {
             started.booted = true;
             started.nics = devices_of(vm, record);
             started.disks = images_of(record);
+            started.images = started.disks.values().cloned().collect();
             started.functions = record.spec.functions().collect();
             assert!(started.functions.is_subset(&sim_host.bound), "not bound");
             started.restored.clone_from(&record.restore_from);
@@ -371,17 +375,20 @@ impl Host for Fake {
         self.call(|sim_host| {
             for one in &mut sim_host.processes {
                 let image = disk.path.display().to_string();
+                one.images.insert(image.clone());
                 one.disks.insert(id.to_string(), image);
             }
         })
     }
 
-    fn unplug_disk(&self, _: &VmName, id: &DeviceId) -> Result<bool, Error> {
+    fn unplug_disk(&self, _: &VmName, id: &DeviceId, image: Option<&Path>) -> Result<bool, Error> {
+        let image = image.map(|image| image.display().to_string());
         self.call(|sim_host| {
             let stubborn = std::mem::take(&mut sim_host.stubborn);
             if !stubborn {
                 for one in &mut sim_host.processes {
                     one.disks.remove(id.as_str());
+                    one.images.retain(|shown| Some(shown) != image.as_ref());
                 }
             }
             !stubborn
