@@ -2,6 +2,8 @@
 //! (`tests/kmod`), whose driver on the host moves its state, and logs what it writes into guest
 //! memory.
 
+#[path = "migration_sriov_function/daemon.rs"]
+mod daemon;
 mod moving;
 
 use std::fs;
