@@ -4,7 +4,10 @@
 
 #[path = "migration_sriov_function/daemon.rs"]
 mod daemon;
+mod live;
 mod moving;
+#[path = "migration_sriov_function/upgrades.rs"]
+mod upgrades;
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;

@@ -16,8 +16,8 @@ use super::{KeyValueError, from_key_value};
 /// Where sysfs lists PCI functions by their address.
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// A PCI function of the host for the guest. The VM can be saved and migrate if the function's driver
-/// moves its state. With a standby it also migrates.
+/// A PCI function of the host for the guest. The VM can be saved and migrate if the function's
+/// driver moves its state. With a standby it also migrates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "VfioFields", into = "VfioFields")]
 pub struct VfioConfig {
