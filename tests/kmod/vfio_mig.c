@@ -71,6 +71,10 @@ static int fail_skip;
 module_param(fail_skip, int, 0644);
 MODULE_PARM_DESC(fail_skip, "entries of fail_state that succeed before");
 
+static int fail_times = -1;
+module_param(fail_times, int, 0644);
+MODULE_PARM_DESC(fail_times, "entries of fail_state that fail before all succeed; negative: all");
+
 static bool logs = true;
 module_param(logs, bool, 0644);
 MODULE_PARM_DESC(logs, "devices that are bound from now on log what they write");
@@ -730,9 +734,13 @@ static struct file *mig_step(struct mig *mig, enum vfio_device_mig_state next)
 	int ret;
 
 	if (next == READ_ONCE(fail_state)) {
-		if (fail_skip <= 0)
+		if (fail_skip > 0) {
+			fail_skip--;
+		} else if (fail_times) {
+			if (fail_times > 0)
+				fail_times--;
 			return ERR_PTR(-EIO);
-		fail_skip--;
+		}
 	}
 	switch (STEP(mig->state, next)) {
 	case STEP(VFIO_DEVICE_STATE_RUNNING, VFIO_DEVICE_STATE_STOP):

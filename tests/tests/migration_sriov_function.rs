@@ -2,7 +2,12 @@
 //! (`tests/kmod`), whose driver on the host moves its state, and logs what it writes into guest
 //! memory.
 
+#[path = "migration_sriov_function/daemon.rs"]
+mod daemon;
+mod live;
 mod moving;
+#[path = "migration_sriov_function/upgrades.rs"]
+mod upgrades;
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;

@@ -19,7 +19,9 @@
 //! has written. A snapshot needs no log: it has the same steps, and memory is read after STOP. No
 //! function reaches another one's BARs, so the state RUNNING_P2P is not needed.
 
+use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use vfio_bindings::bindings::vfio::{
@@ -79,6 +81,9 @@ pub(super) trait MigrationHost {
     /// Returns what the driver can do.
     fn abilities(&self) -> io::Result<Abilities>;
 
+    /// Returns the function's own file, if it was opened by that one (iommufd).
+    fn own_file(&self) -> Option<PathBuf>;
+
     /// Enters a state of `enum vfio_device_mig_state`.
     fn set_state(&self, state: u32) -> io::Result<()>;
 
@@ -110,6 +115,10 @@ impl MigrationHost for HostDevice {
             logs: uapi::has_log(self.device())?,
             early: has(VFIO_MIGRATION_PRE_COPY),
         })
+    }
+
+    fn own_file(&self) -> Option<PathBuf> {
+        self.find_own_file()
     }
 
     fn early_left(&self) -> io::Result<u64> {
@@ -287,6 +296,25 @@ impl VfioPciDevice {
         self.ensure_savable()?;
         let missing = "does not log the pages that a function writes";
         self.ensure(self.abilities.logs, missing)
+    }
+
+    /// Checks that another program in this process can open the function by its path. It may have
+    /// come as a descriptor.
+    ///
+    /// # Errors
+    /// The process has no access.
+    pub fn ensure_reopens(&self) -> Result<(), Error> {
+        let Some(path) = self.host.own_file() else {
+            return Ok(());
+        };
+        // The file can be open twice. VFIO refuses only a second one that is bound to iommufd.
+        let opened = File::options().read(true).write(true).open(&path);
+        opened.map(drop).map_err(|error| {
+            Error::other(format!(
+                "this process cannot open {} again ({error}): give it access",
+                path.display()
+            ))
+        })
     }
 
     fn ensure(&self, able: bool, missing: &str) -> Result<(), Error> {

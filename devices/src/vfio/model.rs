@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -215,6 +216,10 @@ impl Host for Arc<Model> {
 }
 
 impl MigrationHost for Arc<Model> {
+    fn own_file(&self) -> Option<PathBuf> {
+        None
+    }
+
     fn abilities(&self) -> io::Result<Abilities> {
         Ok(self.state.lock().abilities)
     }

@@ -373,6 +373,14 @@ impl HostDevice {
         self.dma.ram()
     }
 
+    /// The function's own file, if it was opened by that one.
+    pub(super) fn find_own_file(&self) -> Option<PathBuf> {
+        let listed = self.directory.join("vfio-dev");
+        let listed = self.device.by_iommufd.then(|| fs::read_dir(listed))?;
+        let name = listed.ok()?.next()?.ok()?.file_name();
+        Some(Path::new("/dev/vfio/devices").join(name))
+    }
+
     /// Checks the open device, and returns its properties.
     fn describe(&mut self, address: &str, driver: String) -> Result<Description, Error> {
         let failed = |call: &str| Error::context(format!("{call} failed"));

@@ -114,8 +114,7 @@ fn request(error: &RequestError) -> (StatusCode, &'static str) {
         RequestError::Crashed(_) => (StatusCode::CONFLICT, "crashed"),
         RequestError::NotMovable(_) => (StatusCode::CONFLICT, "cannot_move"),
         RequestError::Saving => (StatusCode::CONFLICT, "saving"),
-        RequestError::PassedThrough(_)
-        | RequestError::NotSavable { .. }
+        RequestError::NotSavable { .. }
         | RequestError::Removed(_)
         | RequestError::Save { .. }
         | RequestError::HungDisk => (StatusCode::CONFLICT, "cannot_be_saved"),

@@ -101,16 +101,11 @@ pub enum RequestError {
         /// The cause.
         source: devices::Error,
     },
-    /// The machine has a function of the host, which another program cannot take over.
+    /// The machine has a function of the host whose state cannot be saved, or which another program
+    /// cannot open.
     #[error(
-        "the machine cannot be upgraded in place with VFIO device {0}, whose state is in the \
-         device; unplug it first (DELETE /v1/vm/vfio/{0}), or use a vDPA device"
-    )]
-    PassedThrough(String),
-    /// The machine has a function of the host whose state cannot be saved.
-    #[error(
-        "the machine cannot be saved with VFIO device {id}: {why}; unplug it first (DELETE \
-         /v1/vm/vfio/{id}), or use a vDPA device"
+        "the machine cannot be saved or upgraded in place with VFIO device {id}: {why}; unplug it \
+         first (DELETE /v1/vm/vfio/{id}), or use a vDPA device"
     )]
     NotSavable {
         /// Its name.

@@ -313,7 +313,7 @@ fn act(requests: &Requests<Machine>, action: Action) -> Result<(), RequestError>
             _ => return Err(RequestError::NoSuchDevice(id)),
         },
         Action::DirtyLog(_)
-        | Action::EnsureNonePassedThrough
+        | Action::EnsureFunctionsContinue
         | Action::PowerButton
         | Action::Unquiesce => {}
         Action::Reset => requests.publish_boot(requests.run_state() == RunState::Paused),

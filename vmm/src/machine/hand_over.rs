@@ -16,6 +16,9 @@
 //! handed over only to avoid waiting for their teardown. vDPA devices are closed by the `execve`
 //! and opened again by path. A device is bound to the address space of its owner (VHOST_SET_OWNER,
 //! linux/vhost.h), so another program cannot use its descriptor.
+//!
+//! Functions of the host are closed and opened again, too, and their states are part of the
+//! machine's. KVM's VM keeps them open (KVM_DEV_VFIO_FILE), so it is not handed over with them.
 
 use std::fs::File;
 use std::io::Seek as _;
@@ -76,7 +79,7 @@ impl Machine {
     /// Saves and holds the machine for `program`.
     pub(super) fn prepare_hand_over(&mut self, program: &Path) -> Result<(), RequestError> {
         self.ensure_not_migrating()?;
-        self.device_manager.ensure_none_passed_through()?;
+        self.device_manager.ensure_functions_continue()?;
         self.ensure_none_removed()?;
         let saved = self.save(QuiescedFor::Snapshot)?;
         match self.write_hand_over(&saved, program) {
@@ -100,11 +103,12 @@ impl Machine {
         let state = File::from(memfd.map_err(|error| SnapshotError::Descriptor(error.into()))?);
         saved.sections()?.write(&mut &state)?;
         let ram = self.ram.file().try_clone();
+        let vm = saved.functions.is_empty().then(|| self.vm.keep());
         Ok(HandOver {
             program: program.to_owned(),
             state,
             ram: ram.map_err(SnapshotError::Descriptor)?,
-            vm: self.vm.keep().map_err(SnapshotError::Descriptor)?,
+            vm: vm.transpose().map_err(SnapshotError::Descriptor)?,
         })
     }
 

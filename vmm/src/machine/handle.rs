@@ -250,12 +250,12 @@ impl Handle {
         self.act(Action::Nmi)
     }
 
-    /// Fails if the machine has a function of the host, with which it cannot leave this process.
+    /// Fails if the machine has a function of the host that another program cannot continue.
     ///
     /// # Errors
-    /// [`RequestError::PassedThrough`], [`RequestError::Ended`] or [`RequestError::Busy`].
-    pub fn ensure_none_passed_through(&self) -> Result<(), RequestError> {
-        self.act(Action::EnsureNonePassedThrough)
+    /// [`RequestError::NotSavable`], [`RequestError::Ended`] or [`RequestError::Busy`].
+    pub fn ensure_functions_continue(&self) -> Result<(), RequestError> {
+        self.act(Action::EnsureFunctionsContinue)
     }
 
     /// Returns how much of the guest's output the console has lost since the start.

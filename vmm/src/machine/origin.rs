@@ -93,6 +93,8 @@ impl Machine {
                 };
                 let before = saved.vm.clock.age();
                 let mut machine = Self::build(&saved.config, &given, console, stop)?;
+                // Another driver may have one of them by now.
+                machine.device_manager.adopt_functions(&saved.views)?;
                 let built = saved.vm.clock.age();
                 let past = match handed_over.failed {
                     None => Past::Own,

@@ -110,8 +110,8 @@ pub(super) enum Action {
     Unquiesce,
     /// Hold the machine for this program.
     HandOver(PathBuf),
-    /// Fail if there is a function of the host.
-    EnsureNonePassedThrough,
+    /// Fail if there is a function of the host that another program cannot continue.
+    EnsureFunctionsContinue,
     /// Send an NMI.
     Nmi,
     /// Park the vCPUs.

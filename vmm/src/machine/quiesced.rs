@@ -59,8 +59,9 @@ pub struct HandOver {
     /// Guest RAM.
     pub ram: File,
     /// KVM's VM as it was in this program. KVM tears it down when the last descriptor closes, which
-    /// takes long. So the other program closes this descriptor after the guest runs again.
-    pub vm: OwnedFd,
+    /// takes long. So the other program closes this descriptor after the guest runs again. `None`
+    /// if the machine has functions of the host: the VM would keep them open.
+    pub vm: Option<OwnedFd>,
 }
 
 #[cfg(test)]

@@ -98,8 +98,8 @@ impl Machine {
                 self.requests.publish_upgrade(&self.upgrade);
                 prepared?;
             }
-            Action::EnsureNonePassedThrough => {
-                self.device_manager.ensure_none_passed_through()?;
+            Action::EnsureFunctionsContinue => {
+                self.device_manager.ensure_functions_continue()?;
             }
             Action::Nmi => {
                 self.ensure_not_in_transit()?;

@@ -243,6 +243,7 @@ impl Record {
         let running = VmConfig {
             vdpa: Vec::new(),
             disks: Vec::new(),
+            vfio: Vec::new(),
             ..saved.clone()
         };
         Self {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use bellhop_api::node::{SnapshotName, VmSnapshotRequest};
 use bellhop_common::text::since_1970;
-use vmm::config::{DiskConfig, VdpaConfig, VmConfig};
+use vmm::config::{DiskConfig, VdpaConfig, VfioConfig, VmConfig};
 use vmm::machine::milliseconds;
 
 use super::Machines;
@@ -58,7 +58,6 @@ impl Machines {
                 let message = format!("the guest of {vm} has not released a removed device yet");
                 return Err(Error::conflict("wrong_state", message).hint("try again later"));
             }
-            record.spec.check_can_be_saved()?;
             // With the settings of devices that will not exist any more.
             let spec = record.spec.elsewhere(None, &BTreeMap::new(), |nic| {
                 machines.net_config(vm, &record.nic_now(vm, nic))
@@ -100,21 +99,31 @@ fn contradiction(message: &str) -> Error {
 
 /// Fails unless the spec has the devices of the snapshot: the guest uses all of them.
 fn check_devices(spec: &VmSpec, saved: &VmConfig) -> Result<(), Error> {
-    let wanted: BTreeSet<String> = spec.nics().iter().map(|nic| nic.id().to_string()).collect();
-    let has: BTreeSet<String> = saved.vdpa.iter().map(VdpaConfig::name).collect();
-    if wanted != has {
-        let list = |names: BTreeSet<String>| names.into_iter().collect::<Vec<_>>().join(", ");
-        return Err(Error::invalid(format!(
-            "nics: the snapshot has the NICs [{}], but the spec [{}]: give the same ones",
-            list(has),
-            list(wanted)
-        )));
-    }
-    if let Some(function) = spec.machine().vfio.first() {
-        return Err(Error::invalid(format!(
-            "vfio: a snapshot has no functions by VFIO, but the spec has {}: remove it",
-            function.name()
-        )));
+    let nics = spec.nics().iter().map(|nic| nic.id().to_string());
+    let functions = |config: &VmConfig| config.vfio.iter().map(VfioConfig::name).collect();
+    for (field, devices, wanted, has) in [
+        (
+            "nics",
+            "NICs",
+            nics.collect::<BTreeSet<String>>(),
+            saved.vdpa.iter().map(VdpaConfig::name).collect(),
+        ),
+        (
+            "vfio",
+            "functions",
+            functions(spec.machine()),
+            functions(saved),
+        ),
+    ] {
+        if wanted != has {
+            let list = |names: BTreeSet<String>| names.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(Error::invalid(format!(
+                "{field}: the snapshot has the {devices} [{}], but the spec [{}]: give the same \
+                 ones, by `id`",
+                list(has),
+                list(wanted)
+            )));
+        }
     }
     let disks = saved.disks.iter().enumerate();
     let disks = disks.map(|(number, disk)| DiskConfig {
@@ -166,23 +175,37 @@ mod tests {
             "kernel": "/k",
             "vdpa": [{ "path": "/dev/vhost-vdpa-3", "id": "net0" }],
             "disks": [{ "path": "/a" }, { "path": "/b", "id": "data" }],
+            "vfio": [{ "host": "0000:03:10.1", "id": "vf" }],
         });
         let saved: VmConfig = serde_json::from_value(saved).unwrap();
         let nics = json!([{ "id": "net0", "from": "eth0" }]);
         let disks = json!([{ "path": "/b", "id": "data" }, { "path": "/a", "id": "disk0" }]);
-        let same = spec(&json!({ "nics": nics, "disks": disks }));
+        // Any function of this host, with the name of the one of the snapshot.
+        let vfio = json!([{ "host": "0000:81:00.2", "id": "vf" }]);
+        let devices = json!({ "nics": nics, "disks": disks, "vfio": vfio });
+        let same = spec(&devices);
         check_devices(&same, &saved).unwrap();
-        for other in [
-            json!({ "disks": disks }),
-            json!({ "nics": [{ "id": "net1", "from": "eth0" }], "disks": disks }),
-            json!({ "nics": nics }),
-            json!({ "nics": nics, "disks": [{ "path": "/a" }, { "path": "/c", "id": "data" }] }),
+        for (field, other) in [
+            ("nics", json!([])),
+            ("nics", json!([{ "id": "net1", "from": "eth0" }])),
+            ("disks", json!([])),
+            (
+                "disks",
+                json!([{ "path": "/a" }, { "path": "/c", "id": "data" }]),
+            ),
+            ("vfio", json!([])),
+            ("vfio", json!([{ "host": "0000:03:10.1" }])),
         ] {
-            check_devices(&spec(&other), &saved).unwrap_err();
+            let mut devices = devices.clone();
+            devices[field] = other;
+            let error = check_devices(&spec(&devices), &saved).unwrap_err();
+            assert!(error.to_string().starts_with(field), "{error}");
         }
         let record = Record::restored(same.clone(), "/s".into(), &saved);
         assert_eq!(record.pending(), ["/spec/kernel"]);
-        let next = spec(&json!({ "kernel": "/k", "nics": nics, "disks": disks }));
+        let mut next = devices.clone();
+        next["kernel"] = json!("/k");
+        let next = spec(&next);
         assert_eq!(Record::restored(next, "/s".into(), &saved).running, None);
     }
 

@@ -157,22 +157,6 @@ impl VmSpec {
         spec
     }
 
-    /// Fails if the state of a VM with this spec cannot be saved.
-    ///
-    /// # Errors
-    /// It has a function by VFIO.
-    pub(crate) fn check_can_be_saved(&self) -> Result<(), Error> {
-        let Some(function) = self.machine.vfio.first() else {
-            return Ok(());
-        };
-        let message = format!(
-            "the daemon saves no machine with a VFIO device such as {}: remove the function, or \
-             stop the machine",
-            function.name()
-        );
-        Err(Error::conflict("cannot_be_saved", message))
-    }
-
     /// The spec for another node: see [`NicSpec::elsewhere`]. `device` returns the configuration
     /// that a NIC's device on this host reports. `vfio` has the addresses of functions there, by
     /// name.
@@ -186,6 +170,10 @@ impl VmSpec {
         device: impl Fn(&NicSpec) -> Option<NetConfig>,
     ) -> Result<Self, Error> {
         let mut spec = self.clone();
+        for function in &mut spec.machine.vfio {
+            // The guest's device keeps its name, which may be the address here.
+            function.id = Some(function.name());
+        }
         for (name, address) in vfio {
             let mut functions = spec.machine.vfio.iter_mut();
             let function = functions.find(|function| function.name() == *name);
@@ -193,8 +181,6 @@ impl VmSpec {
                 .ok_or_else(|| Error::invalid(format!("vfio: the VM has no function {name}")))?;
             let there: VfioConfig = serde_json::from_value(json!({ "host": address }))
                 .map_err(|error| Error::invalid(format!("vfio: {name}: {error}")))?;
-            // The guest's device keeps its name, which may be the address here.
-            function.id = Some(name.clone());
             function.source = there.source;
         }
         for nic in &mut spec.nics {

@@ -224,7 +224,7 @@ pub(super) fn hand_over(machine: HandOver) -> io::Error {
         ram,
         previous,
         arguments,
-        vm: Some(vm),
+        vm,
     });
     match files {
         Ok(files) => files.execute(&program, std::env::args_os().skip(1), None),

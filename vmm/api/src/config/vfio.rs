@@ -16,8 +16,8 @@ use super::{KeyValueError, from_key_value};
 /// Where sysfs lists PCI functions by their address.
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// A PCI function of the host for the guest. The VM can be saved (not by the daemon) and migrate if
-/// the function's driver moves its state. With a standby it also migrates.
+/// A PCI function of the host for the guest. The VM can be saved and migrate if the function's
+/// driver moves its state. With a standby it also migrates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "VfioFields", into = "VfioFields")]
 pub struct VfioConfig {
@@ -81,8 +81,8 @@ impl FromStr for VfioConfig {
 }
 
 /// A PCI function of the host for the guest, by `host`, by `path` or by `fd`. It is bound to
-/// vfio-pci or a variant of it. The VM can be saved (not by the daemon) and migrate if the
-/// function's driver moves its state. With a standby it also migrates.
+/// vfio-pci or a variant of it. The VM can be saved and migrate if the function's driver moves its
+/// state. With a standby it also migrates.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct VfioFields {

@@ -20,7 +20,8 @@ const ANSWER: Duration = Duration::from_millis(100);
 ///
 /// Another program of Bellhop replaces this one in the same process (live upgrade). The guest stops
 /// for a moment and its memory stays in place. vDPA devices are closed and opened again by their
-/// paths. Meanwhile this API does not respond.
+/// paths, and so are VFIO devices whose driver moves their state. Meanwhile this API does not
+/// respond.
 ///
 /// `GET /v1/vm` has the result: `upgrades` increases, or `upgrade_error` has the reason and the old
 /// program continues.
@@ -34,7 +35,7 @@ pub(super) async fn upgrade(
     JsonBody(wanted): JsonBody<UpgradeRequest>,
 ) -> Result<StatusCode, ApiError> {
     let machine = api.running()?;
-    api.ask(Handle::ensure_none_passed_through).await?;
+    api.ask(Handle::ensure_functions_continue).await?;
     let program = wanted.program.clone();
     on_worker(move || crate::machine::check_program(&program)).await??;
     machine.forget_upgrade_error();

@@ -21,7 +21,6 @@ use devices::vfio::{FunctionDescription, VfioPciDevice};
 use devices::virtio::backend::Event;
 use devices::virtio::pci::VirtioPciDevice;
 
-use super::super::error::RequestError;
 use super::super::passthrough::Function;
 use super::super::pluggable::{DeviceConfig, PlugPhase};
 use super::{DeviceManager, Entry, poll};
@@ -213,14 +212,5 @@ impl DeviceManager {
             Attached::Vfio(device) => Some((entry.id.clone(), device.describe())),
         };
         self.entries.values().filter_map(describe).collect()
-    }
-
-    /// Fails if the machine has a function of the host.
-    pub(in super::super) fn ensure_none_passed_through(&self) -> Result<(), RequestError> {
-        let mut entries = self.entries.values();
-        match entries.find(|entry| entry.virtio().is_none()) {
-            Some(entry) => Err(RequestError::PassedThrough(entry.id.clone())),
-            None => Ok(()),
-        }
     }
 }

@@ -47,13 +47,30 @@ impl DeviceManager {
     /// # Errors
     /// [`RequestError::NotSavable`] names one that cannot.
     pub(in super::super) fn ensure_functions_savable(&self) -> Result<(), RequestError> {
+        self.ensure_functions(VfioPciDevice::ensure_savable)
+    }
+
+    /// Checks that each function can be saved, and that another program of this process can open
+    /// it.
+    ///
+    /// # Errors
+    /// [`RequestError::NotSavable`] names one that cannot.
+    pub(in super::super) fn ensure_functions_continue(&self) -> Result<(), RequestError> {
+        self.ensure_functions(|device| {
+            device.ensure_savable()?;
+            device.ensure_reopens()
+        })
+    }
+
+    fn ensure_functions(
+        &self,
+        able: impl Fn(&VfioPciDevice) -> Result<(), devices::Error>,
+    ) -> Result<(), RequestError> {
         for (id, _, device) in self.vfio() {
-            device
-                .ensure_savable()
-                .map_err(|why| RequestError::NotSavable {
-                    id: id.to_owned(),
-                    why: why.to_string(),
-                })?;
+            able(device).map_err(|why| RequestError::NotSavable {
+                id: id.to_owned(),
+                why: why.to_string(),
+            })?;
         }
         Ok(())
     }
