@@ -263,8 +263,8 @@ fn free_log(log: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a VM's process uses a device that exists, by the path that it reports. A captured process
-/// reports any path, such as one on storage that does not answer. So that one is not looked up.
+/// Whether a VM's process uses a device that exists, by the path that it reports. It may report any
+/// path, such as one on storage that does not answer. So that one is not looked up.
 fn is_path_of(reported: &Path, device: &Path) -> bool {
     fs::canonicalize(device).is_ok_and(|opened| reported == device || reported == opened)
 }
