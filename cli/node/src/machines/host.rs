@@ -838,7 +838,7 @@ mod tests {
             free_log(&log).unwrap();
             assert_eq!(fs::read(path).unwrap(), b"text");
             // Its user could not open it.
-            fs::set_permissions(path, PermissionsExt::from_mode(0)).unwrap();
+            fs::set_permissions(path, PermissionsExt::from_mode(0o000)).unwrap();
             free_log(&log).unwrap();
             none();
         }
