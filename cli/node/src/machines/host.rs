@@ -4,7 +4,6 @@
 
 pub(in crate::machines) mod functions;
 mod nics;
-pub(in crate::machines) mod repairs;
 
 use std::fmt;
 use std::fs::{self, DirBuilder};
@@ -264,8 +263,8 @@ fn free_log(log: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a VM's process uses a device that exists, by the path that it reports. A captured process
-/// reports any path, such as one on storage that does not answer. So that one is not looked up.
+/// Whether a VM's process uses a device that exists, by the path that it reports. It may report any
+/// path, such as one on storage that does not answer. So that one is not looked up.
 fn is_path_of(reported: &Path, device: &Path) -> bool {
     fs::canonicalize(device).is_ok_and(|opened| reported == device || reported == opened)
 }
@@ -507,7 +506,8 @@ impl Host for Machines {
             let wanted = RestoreRequest {
                 path: path.clone(),
                 vdpa: config.vdpa,
-                vfio: config.vfio,
+                // No VM with a function is saved.
+                vfio: Vec::new(),
                 // Of the snapshot as it was checked, and of the client.
                 allow_paths: record
                     .running()
@@ -838,7 +838,7 @@ mod tests {
             free_log(&log).unwrap();
             assert_eq!(fs::read(path).unwrap(), b"text");
             // Its user could not open it.
-            fs::set_permissions(path, PermissionsExt::from_mode(0o0)).unwrap();
+            fs::set_permissions(path, PermissionsExt::from_mode(0o000)).unwrap();
             free_log(&log).unwrap();
             none();
         }

@@ -373,7 +373,12 @@ fn the_image_of_a_removed_disk_is_unneeded_unless_another_file_is_the_same() {
     let mut record = daemon.record.unwrap();
     let kernel = record.spec.machine().kernel.clone();
     let kernel = kernel.display().to_string();
-    for (id, path) in [("a", "/x"), ("b", "/x"), ("c", "/x"), ("d", kernel.as_str())] {
+    for (id, path) in [
+        ("a", "/x"),
+        ("b", "/x"),
+        ("c", "/x"),
+        ("d", kernel.as_str()),
+    ] {
         let disk = format!("path={path},id={id},readonly=on").parse().unwrap();
         record.spec = record.spec.with_disk(disk);
     }
