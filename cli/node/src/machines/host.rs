@@ -4,6 +4,7 @@
 
 pub(in crate::machines) mod functions;
 mod nics;
+pub(in crate::machines) mod repairs;
 
 use std::fmt;
 use std::fs::{self, DirBuilder};
@@ -506,8 +507,7 @@ impl Host for Machines {
             let wanted = RestoreRequest {
                 path: path.clone(),
                 vdpa: config.vdpa,
-                // No VM with a function is saved.
-                vfio: Vec::new(),
+                vfio: config.vfio,
                 // Of the snapshot as it was checked, and of the client.
                 allow_paths: record
                     .running()
