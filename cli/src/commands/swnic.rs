@@ -265,7 +265,7 @@ impl<'a> Keeper<'a> {
 
     /// Repairs the NIC if necessary, and pauses. Returns whether the NIC still exists.
     fn look(&mut self) -> Result<bool, Error> {
-        if !self.nic.needs_repair() {
+        if !self.nic.needs_repair() && self.exists() {
             self.failure.clear();
             thread::sleep(PAUSE);
             return Ok(true);
@@ -280,6 +280,13 @@ impl<'a> Keeper<'a> {
         }
         thread::sleep(RETRY);
         Ok(true)
+    }
+
+    /// Whether the NIC has its record, read without the lock.
+    fn exists(&self) -> bool {
+        let store = Store::open_default();
+        let nic = store.and_then(|store| store.nic(self.nic.name()));
+        nic.is_ok_and(|nic| nic.is_same(&self.nic))
     }
 
     /// Locks the records, and reads that of the NIC. `None`: another process has deleted the NIC.

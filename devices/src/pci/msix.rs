@@ -61,7 +61,7 @@ pub struct MsixState {
     pub entries: Vec<MsixEntryState>,
 }
 
-/// No more entries than a table has: the state may be anyone's.
+/// No more entries than a table has: the state is untrusted.
 fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<MsixEntryState>, D::Error> {
     struct Entries;
 

@@ -285,6 +285,9 @@ impl VfioPciDevice {
                 "it is behind the guest's IOMMU: leave out iommu=on",
             ));
         }
+        if self.state.lock().unreset {
+            return Err(Error::other("its last reset has failed: reset it"));
+        }
         self.ensure(self.abilities.moves, "cannot move the state of a function")
     }
 
@@ -474,9 +477,9 @@ impl VfioPciDevice {
     /// The driver refuses a step, or has more data. The function runs.
     pub fn save(&self, max: usize) -> Result<VfioState, Error> {
         let mut state = self.state.lock();
-        if state.stopped {
+        if state.stopped || state.unreset {
             return Err(Error::other(
-                "the function is saved already, or does not run: reset it",
+                "the function is saved already, does not run, or was not reset: reset it",
             ));
         }
         state.stopped = true;

@@ -46,7 +46,7 @@ pub struct VfioOptions {
 }
 
 impl VfioOptions {
-    /// Checks what sysfs shows of the function, without opening anything.
+    /// Checks the function in sysfs, and opens nothing.
     ///
     /// # Errors
     /// The function cannot be given to a guest; the text has the remedy.

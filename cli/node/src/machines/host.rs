@@ -252,8 +252,8 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
     Error::context(format!("cannot use {}", path.display()))
 }
 
-/// Deletes what is not a log that the VM's process can use, at the path of a log and at that of the
-/// older one. A captured process before may have put it there.
+/// Deletes a file at the path of a log or of the older one, unless the VM's process can use it as a
+/// log. A captured process before may have created it.
 fn free_log(log: &Path) -> Result<(), Error> {
     for path in [log.to_owned(), logs::older(log)] {
         let is_usable = |found: fs::Metadata| found.is_file() && found.mode() & 0o600 == 0o600;

@@ -43,12 +43,14 @@ impl Machines {
                     machines.process_gone(entry);
                 }
                 let reconciled = reconciled?;
+                let mut may_hide = reconciled == Reconciled::Awaited;
                 if reconciled == Reconciled::Running {
-                    lifecycle.reconcile_nics(&mut record);
+                    // A NIC that could not be moved may still use its former device.
+                    may_hide = lifecycle.reconcile_nics(&mut record);
                     lifecycle.reconcile_disks(&mut record);
                     lifecycle.reconcile_functions(&mut record);
                 }
-                if let Reconciled::Running | Reconciled::Awaited = reconciled {
+                if may_hide {
                     // The former daemon may have been killed after it showed a device.
                     machines.hide_devices(entry.name(), |_| {});
                 }

@@ -11,6 +11,23 @@ use crate::journal::Journal as _;
 use crate::link::{Link, Links, PortVlan, VlanId};
 use crate::sriov::{Vlan, VlanProtocol};
 
+impl Attached {
+    /// The connection of which these are the changes, except settings that were correct before. A
+    /// record of an older program has no more.
+    ///
+    /// # Errors
+    /// The bridge no longer exists, or the kernel cannot be asked.
+    pub(crate) fn connectivity(&self, links: &Links) -> Result<Connectivity, ConnectivityError> {
+        connectivity(links, self)
+    }
+
+    /// Whether it is the connection of this interface.
+    pub(crate) fn is_of(&self, link: &Link) -> bool {
+        matches!(&self.subject, Subject::Link { index, .. } if *index == link.index)
+            && self.subject.is(link)
+    }
+}
+
 impl Connectivity {
     /// Connects the function at this place. Settings that are correct already stay unchanged; the
     /// record has the changes.
@@ -110,6 +127,22 @@ pub(super) fn attach(
         Ok(()) => Ok(attaching.attached),
         Err(error) => Err(attaching.roll_back_after(error)),
     }
+}
+
+pub(super) fn connectivity(
+    kernel: &impl Kernel,
+    attached: &Attached,
+) -> Result<Connectivity, ConnectivityError> {
+    let mut wanted = Connectivity::default();
+    for change in &attached.changes {
+        match change {
+            Change::Mtu { after, .. } => wanted.mtu = Some(*after),
+            Change::Bridge { index } => wanted.bridge = Some(kernel.link_at(*index)?.name),
+            Change::VlanAdded { after, .. } => wanted.vlan = Some(after.vlan),
+            Change::VlanRemoved { .. } | Change::Up | Change::FunctionVlan { .. } => {}
+        }
+    }
+    Ok(wanted)
 }
 
 pub(super) fn attach_again(

@@ -639,3 +639,13 @@ fn another_interface_gets_the_whole_connection() {
         assert_eq!(state.vlans, [PortVlan::access(vlan(100))]);
     }
 }
+
+#[test]
+fn a_record_of_an_older_program_shows_the_connection() {
+    let fake = Fake::new();
+    let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
+    assert_eq!(
+        super::attach::connectivity(&fake, &attached).unwrap(),
+        wanted()
+    );
+}

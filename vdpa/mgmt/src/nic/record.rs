@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::server::{self, Service};
 use super::step::Step;
-use crate::connectivity::Attached;
+use crate::connectivity::{Attached, Connectivity};
 use crate::new_device::check_name;
 use crate::{Error, MgmtDeviceName};
 
@@ -136,10 +136,21 @@ impl MadeNic {
 
     /// Notes the index of the tap, if that is connected.
     pub(super) fn set_tap_index(&mut self, index: Option<u32>) {
-        for step in &mut self.steps {
-            if let Step::Serve { service } = step {
-                service.tap_index = index;
-            }
+        self.change_service(|service| service.tap_index = index);
+    }
+
+    /// Notes the connection of the tap.
+    pub(super) fn set_connectivity(&mut self, wanted: Connectivity) {
+        self.change_service(|service| service.connectivity = Some(wanted));
+    }
+
+    fn change_service(&mut self, change: impl FnOnce(&mut Service)) {
+        let service = self.steps.iter_mut().find_map(|step| match step {
+            Step::Serve { service } => Some(service),
+            _ => None,
+        });
+        if let Some(service) = service {
+            change(service);
         }
     }
 

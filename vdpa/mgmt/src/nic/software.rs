@@ -196,8 +196,15 @@ fn connect_tap(
         return Ok(());
     }
     let index = link.index;
-    if let Some(wanted) = &service.connectivity {
-        let former = nic.connection().cloned();
+    let former = nic.connection().cloned();
+    let mut is_connected = false;
+    if let (None, Some(former)) = (&service.connectivity, &former) {
+        // The record of an older program.
+        nic.set_connectivity(former.connectivity(links)?);
+        is_connected = former.is_of(&link);
+    }
+    let wanted = nic.service().and_then(|now| now.connectivity.clone());
+    if let Some(wanted) = wanted.filter(|_| !is_connected) {
         let place = Place::Link(link);
         wanted.attach_again(links, former.as_ref(), &place, &mut |attached| {
             nic.set_connection(attached);
@@ -323,6 +330,8 @@ mod tests {
         nic.steps_mut().push(Step::Serve {
             service: service(&request).unwrap(),
         });
+        // Only its process is missing.
+        nic.set_tap_index(Some(7));
         for (state, expected) in [
             (State::Making, false),
             (State::Made, true),

@@ -116,8 +116,8 @@ impl GuestRing {
     /// Makes entries available again that a device was about to use together when it ended
     /// ([`unfinished`]). The driver has not seen them: it waits for the first of them. Their
     /// addresses and ids are those of the driver. Their lengths are those of the device, which are
-    /// at most the buffers'. If one is empty, because the driver has unmapped a buffer of the frame,
-    /// it stays used, and the ring does not show its position.
+    /// at most the buffers'. An empty one, as of a frame with an unmapped buffer, stays used. The
+    /// ring does not show its position then.
     ///
     /// # Errors
     /// Guest memory cannot be used.
@@ -200,8 +200,8 @@ impl GuestRing {
         self.write_result(index, descriptor.len, descriptor.id, descriptor.flags)
     }
 
-    /// Writes length, id and flags of a descriptor at once. So a device that is killed leaves all of
-    /// them or none.
+    /// Writes length, id and flags of a descriptor at once. So a device that is killed leaves all
+    /// of them or none.
     pub(super) fn write_result(
         &self,
         index: u16,

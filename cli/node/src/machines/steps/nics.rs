@@ -344,8 +344,9 @@ impl Lifecycle<'_> {
         unwanted.filter(|id| self.take(record, id)).collect()
     }
 
-    /// Brings the NICs of a running VM in line with its record.
-    pub(crate) fn reconcile_nics(&self, record: &mut Record) {
+    /// Brings the NICs of a running VM in line with its record. Returns whether each one uses the
+    /// device that it should.
+    pub(crate) fn reconcile_nics(&self, record: &mut Record) -> bool {
         for id in record.unwanted_nics() {
             self.take(record, &id);
         }
@@ -371,5 +372,6 @@ impl Lifecycle<'_> {
         if all {
             self.drop_left(record);
         }
+        all
     }
 }

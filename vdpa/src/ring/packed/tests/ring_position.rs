@@ -75,7 +75,7 @@ fn entries_of_a_device_that_ended_are_available_again() {
     }
 }
 
-/// Eight entries, of which six are available. The device ended while it used the first four
+/// Eight entries; six are available. The device ended while it used the first four
 /// together, before it wrote the entry `first` of them. The buffers with the numbers `tables` are
 /// indirect tables.
 fn killed(round: u32, first: u32, tables: Range<u64>) -> (Pair, GuestRing, VringBase) {
