@@ -251,6 +251,10 @@ fn a_function_that_is_not_reset_gets_no_dma_and_is_reported() {
         // The guest boots again.
         device.write_config(4, &[6, 0]);
         assert_eq!((rig.model.command(), config_u32(&device, 4) & 6), (2, 6));
+        // Another program would give it DMA.
+        let error = device.ensure_savable().unwrap_err().to_string();
+        assert!(error.contains("reset"), "{error}");
+        device.save(1 << 20).unwrap_err();
         device.reset();
         assert!(!device.take_error() && !device.has_failed());
     }
