@@ -281,6 +281,8 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     // that the guests send until another one has the tap: at most the window twice.
     flood_on(&mut guest, "eth0", macs[1]);
     let kills = kill_each([&split, &packed], 3, |[server, _]| server);
+    // The guest sends again after two seconds of silence.
+    std::thread::sleep(Duration::from_secs(4));
     end_flood(&mut guest, kills * 2 * 64, kills);
     peer.command("echo-off").unwrap();
 
