@@ -373,7 +373,7 @@ fn a_hung_disk_of_a_vm_does_not_hold_its_daemon() {
         assert_eq!(checked["wrong"], 0, "{checked}");
         let frozen = storage.freeze();
         guest.send(&format!("disk-check vda 6 {SECTORS}")).unwrap();
-        std::thread::sleep(Duration::from_secs(1));
+        until("a write waits in the kernel", || waits_in_kernel(pid(&vm))).unwrap();
         (pid(&vm), frozen)
     };
     let fails = |node: &Node, method, path, body: Option<&Value>| {
@@ -462,6 +462,15 @@ fn a_hung_disk_of_a_vm_does_not_hold_its_daemon() {
         .unwrap();
     assert!(!group(&node).exists());
     is_free(&image);
+}
+
+/// Whether a thread of the process cannot be interrupted.
+fn waits_in_kernel(process: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads.map_while(Result::ok).any(|thread| {
+        let status = std::fs::read_to_string(thread.path().join("status"));
+        status.is_ok_and(|status| status.contains("State:\tD"))
+    })
 }
 
 /// The control group of the VM `hung`.
