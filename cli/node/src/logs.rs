@@ -12,12 +12,14 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::UNIX_EPOCH;
+
+use crate::remove::remove_any;
 
 /// The most bytes per read.
 const BYTES_MAX: usize = 1 << 20;
@@ -142,8 +144,22 @@ impl Segment {
     }
 }
 
-/// The older file of a log, to which a full one is renamed.
-pub(crate) fn older(path: &Path) -> PathBuf {
+/// Deletes a file at the path of a log or of the older one, unless the VM's process can use it as a
+/// log. A captured process before may have created it.
+///
+/// # Errors
+/// A file cannot be deleted.
+pub(crate) fn free(log: &Path) -> io::Result<()> {
+    for path in [log.to_owned(), older(log)] {
+        let is_usable = |found: fs::Metadata| found.is_file() && found.mode() & 0o600 == 0o600;
+        if fs::symlink_metadata(&path).is_ok_and(|found| !is_usable(found)) {
+            remove_any(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn older(path: &Path) -> PathBuf {
     let mut older = OsString::from(path);
     older.push(".1");
     older.into()
@@ -240,7 +256,7 @@ pub(crate) fn after(path: &Path, position: Position) -> io::Result<Part> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use std::fs;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
 
@@ -366,5 +382,31 @@ mod tests {
         fs::remove_file(&log.0).unwrap();
         rustix::fs::mkfifoat(rustix::fs::CWD, &log.0, rustix::fs::Mode::RUSR).unwrap();
         tail(&log.0, 1).unwrap_err();
+    }
+
+    #[test]
+    fn a_log_is_kept_and_anything_else_at_its_paths_is_deleted() {
+        let owned = Log::new("odd");
+        let log = owned.0.clone();
+        let (older, kept) = (older(&log), log.with_file_name("kept"));
+        fs::write(&kept, "kept").unwrap();
+        free(&log).unwrap();
+        for path in [&log, &older] {
+            let none = || assert!(fs::symlink_metadata(path).is_err(), "{}", path.display());
+            fs::create_dir_all(path.join("a/b")).unwrap();
+            free(&log).unwrap();
+            none();
+            symlink(&kept, path).unwrap();
+            free(&log).unwrap();
+            none();
+            fs::write(path, "text").unwrap();
+            free(&log).unwrap();
+            assert_eq!(fs::read(path).unwrap(), b"text");
+            // Its user could not open it.
+            fs::set_permissions(path, fs::Permissions::from_mode(0o000)).unwrap();
+            free(&log).unwrap();
+            none();
+        }
+        assert_eq!(fs::read(&kept).unwrap(), b"kept");
     }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -252,18 +252,6 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
     Error::context(format!("cannot use {}", path.display()))
 }
 
-/// Deletes a file at the path of a log or of the older one, unless the VM's process can use it as a
-/// log. A captured process before may have created it.
-fn free_log(log: &Path) -> Result<(), Error> {
-    for path in [log.to_owned(), logs::older(log)] {
-        let is_usable = |found: fs::Metadata| found.is_file() && found.mode() & 0o600 == 0o600;
-        if fs::symlink_metadata(&path).is_ok_and(|found| !is_usable(found)) {
-            remove_any(&path).map_err(file(&path))?;
-        }
-    }
-    Ok(())
-}
-
 /// Whether a VM's process uses a device that exists, by the path that it reports. It may report any
 /// path, such as one on storage that does not answer. So that one is not looked up.
 fn is_path_of(reported: &Path, device: &Path) -> bool {
@@ -371,7 +359,7 @@ impl Host for Machines {
         let is_gone = |status: &VmStatus| status.vfio.iter().all(|one| one.id != id.as_str());
         let gone = self.give_up(vm, &format!("/v1/vm/vfio/{id}"), is_gone)?;
         if gone {
-            self.hide_devices(vm, |record| _ = record.mark_function_released(id));
+            self.hide_devices_after(vm, |record| _ = record.mark_function_released(id));
         }
         Ok(gone)
     }
@@ -415,7 +403,7 @@ impl Host for Machines {
         match by_name(device) {
             Ok(path) => self.hide_files(vm, &[path]),
             // The host has removed it.
-            Err(_) => self.hide_devices(vm, |_| {}),
+            Err(_) => self.hide_devices(vm),
         }
         self.delete_device(vm, device)
     }
@@ -429,7 +417,7 @@ impl Host for Machines {
         self.make_directories(vm)?;
         let log = self.paths.log(vm);
         for log in [&log, &self.paths.console_log(vm)] {
-            free_log(log)?;
+            logs::free(log).map_err(file(log))?;
         }
         let socket = self.paths.api_socket(vm);
         let mark = self.paths.runtime_of(vm);
@@ -562,7 +550,7 @@ impl Host for Machines {
         let backup = (there != backup).then_some(backup);
         if fd.is_none() && backup.is_none() {
             // The daemon may have been killed before it did so, or the VM's report is wrong.
-            self.hide_devices(vm, |_| {});
+            self.hide_devices(vm);
             return Ok(());
         }
         let files = self.devices_to_open(vm, nic)?;
@@ -574,7 +562,7 @@ impl Host for Machines {
         };
         let swapped = vmm.hand_over(Method::PATCH, &path, Some(&change), START, &devices);
         self.with_files(vm, files, || self.runtime.block_on(swapped).map(drop))?;
-        self.hide_devices(vm, |_| {});
+        self.hide_devices(vm);
         Ok(())
     }
 
@@ -593,7 +581,7 @@ impl Host for Machines {
         let is_gone = |status: &VmStatus| status.nics.iter().all(|one| one.id != nic.as_str());
         let gone = self.give_up(vm, &format!("/v1/vm/nics/{nic}"), is_gone)?;
         if gone {
-            self.hide_devices(vm, |record| _ = record.mark_released(nic));
+            self.hide_devices_after(vm, |record| _ = record.mark_released(nic));
         }
         Ok(gone)
     }
@@ -809,46 +797,17 @@ fn gone_or(process: &Process, otherwise: ProcessState) -> ProcessState {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
-    fn directory(name: &str) -> PathBuf {
-        let directory = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&directory);
-        fs::create_dir(&directory).unwrap();
-        directory.canonicalize().unwrap()
-    }
-
-    #[test]
-    fn a_log_is_kept_and_anything_else_at_its_paths_is_deleted() {
-        let directory = directory("node-odd-logs");
-        let [log, older, kept] = ["a.log", "a.log.1", "kept"].map(|name| directory.join(name));
-        fs::write(&kept, "kept").unwrap();
-        free_log(&log).unwrap();
-        for path in [&log, &older] {
-            let none = || assert!(fs::symlink_metadata(path).is_err(), "{}", path.display());
-            fs::create_dir_all(path.join("a/b")).unwrap();
-            free_log(&log).unwrap();
-            none();
-            symlink(&kept, path).unwrap();
-            free_log(&log).unwrap();
-            none();
-            fs::write(path, "text").unwrap();
-            free_log(&log).unwrap();
-            assert_eq!(fs::read(path).unwrap(), b"text");
-            // Its user could not open it.
-            fs::set_permissions(path, PermissionsExt::from_mode(0o000)).unwrap();
-            free_log(&log).unwrap();
-            none();
-        }
-        assert_eq!(fs::read(&kept).unwrap(), b"kept");
-        fs::remove_dir_all(directory).unwrap();
-    }
-
     #[test]
     fn a_reported_path_is_compared_and_not_looked_up() {
-        let directory = directory("node-reported");
+        let name = format!("node-reported-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).unwrap();
+        let directory = directory.canonicalize().unwrap();
         let [device, link, other] = ["device", "link", "other"].map(|name| directory.join(name));
         fs::write(&device, "").unwrap();
         for link in [&link, &other] {

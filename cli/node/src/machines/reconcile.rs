@@ -52,7 +52,7 @@ impl Machines {
                 }
                 if may_hide {
                     // The former daemon may have been killed after it showed a device.
-                    machines.hide_devices(entry.name(), |_| {});
+                    machines.hide_devices(entry.name());
                 }
                 Ok(reconciled)
             })

@@ -360,7 +360,7 @@ impl Machines {
         };
         let moved = self.lifecycle(entry).query_failovers(&mut record);
         if !moved.is_empty() {
-            self.hide_devices(entry.name(), |_| {});
+            self.hide_devices(entry.name());
         }
         for id in moved {
             self.publish(entry.name(), Change::NicFailedOver(id, None));
@@ -373,7 +373,7 @@ impl Machines {
         if let Some(mut record) = record.filter(|record| record.phase == Phase::Present) {
             self.lifecycle(entry).drop_vanished(&mut record, id);
             // A device that was not created for the NIC is gone, too.
-            self.hide_devices(entry.name(), |_| {});
+            self.hide_devices(entry.name());
         }
     }
 

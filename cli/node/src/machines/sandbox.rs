@@ -297,10 +297,15 @@ impl Machines {
         self.change_jail(vm, |jail| jail.hide(&paths));
     }
 
-    /// Hides all devices of NICs and functions that the VM does not have by its record. `released`
-    /// marks in it what the guest has just released. The reports of the process do not count: a
-    /// guest may have taken it over, and another VM may get the same device.
-    pub(super) fn hide_devices(&self, vm: &VmName, released: impl FnOnce(&mut Record)) {
+    /// Hides all devices of NICs and functions that the VM does not have by its record. The reports
+    /// of the process do not count: a guest may have taken it over, and another VM may get the same
+    /// device.
+    pub(super) fn hide_devices(&self, vm: &VmName) {
+        self.hide_devices_after(vm, |_| {});
+    }
+
+    /// The same, after the guest has released a device: `released` marks that in the record.
+    pub(super) fn hide_devices_after(&self, vm: &VmName, released: impl FnOnce(&mut Record)) {
         let Some(mut record) = self.entries().get(vm).and_then(|entry| entry.record()) else {
             return;
         };

@@ -318,13 +318,18 @@ mod tests {
         assert_eq!(service(&request).unwrap().connectivity, Some(expected));
     }
 
-    #[test]
-    fn only_a_complete_nic_is_repaired() {
+    /// A NIC without a process, and its request.
+    fn nowhere() -> (NicRequest, MadeNic) {
         let request = NicRequest {
             mtu: Some(1500),
             ..NicRequest::new("nowhere", SOFTWARE)
         };
-        let mut nic = MadeNic::new("nowhere", SOFTWARE, None);
+        (request, MadeNic::new("nowhere", SOFTWARE, None))
+    }
+
+    #[test]
+    fn only_a_complete_nic_is_repaired() {
+        let (request, mut nic) = nowhere();
         nic.set_state(State::Made);
         assert!(!nic.needs_repair(), "it has no process");
         nic.steps_mut().push(Step::Serve {
@@ -344,11 +349,7 @@ mod tests {
 
     #[test]
     fn a_tap_is_connected_once_its_index_is_recorded() {
-        let request = NicRequest {
-            mtu: Some(1500),
-            ..NicRequest::new("nowhere", SOFTWARE)
-        };
-        let mut nic = MadeNic::new("nowhere", SOFTWARE, None);
+        let (request, mut nic) = nowhere();
         let service = service(&request).unwrap();
         nic.steps_mut().push(Step::Serve { service });
         assert!(!nic.service().unwrap().is_connected());

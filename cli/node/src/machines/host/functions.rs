@@ -22,6 +22,9 @@ use crate::machines::spec::{VmName, addresses};
 /// it.
 const RELEASE_TIME: Duration = Duration::from_secs(20);
 
+/// Functions that threads of this process give back now.
+static RELEASED_NOW: Mutex<BTreeSet<Address>> = Mutex::new(BTreeSet::new());
+
 /// An error about a function that the client names.
 fn of_client(error: vdpa_mgmt::Error) -> Error {
     let kind = match error.kind() {
@@ -62,14 +65,11 @@ pub(super) fn bind(former: &FormerDriver) -> Result<(), Error> {
     Pci::default().give_to_vfio(former).map_err(of_client)
 }
 
-/// Functions that threads of this process give back now.
-static RELEASED_NOW: Mutex<BTreeSet<Address>> = Mutex::new(BTreeSet::new());
-
 /// Gives a function its former driver again.
 ///
-/// vfio-pci does not let go of a function that a process has open. The process of a VM can hide
-/// that from `/proc`, by a descriptor in flight between two sockets. So a thread waits for the
-/// kernel, and this one may end the process meanwhile.
+/// vfio-pci does not release a function that a process has open. The process of a VM can hide that
+/// from `/proc`, by a descriptor in flight between two sockets. So a thread waits for the kernel.
+/// The caller, which has the lock of the VM, waits for a limited time.
 pub(super) fn release(vm: &VmName, former: &FormerDriver) -> Result<(), Error> {
     let end = Instant::now() + RELEASE_TIME;
     let address = former.function;
@@ -101,7 +101,8 @@ pub(super) fn release(vm: &VmName, former: &FormerDriver) -> Result<(), Error> {
 }
 
 fn not_released(address: Address) -> Error {
-    let message = format!("the kernel has not released {address} from vfio-pci within 20 s");
+    let seconds = RELEASE_TIME.as_secs();
+    let message = format!("the kernel has not released {address} from vfio-pci within {seconds} s");
     let hint = "a process has it open, and may hide that: end the VM that had it";
     Error::conflict("in_use", message).hint(hint)
 }

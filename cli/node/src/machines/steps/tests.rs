@@ -319,18 +319,20 @@ fn a_kill_during_a_disk_change_leaves_the_disks_of_the_record() {
     }
 }
 
+/// The creation of a VM without NICs.
+const CREATE: Action = Action::Create {
+    nics: 0,
+    stopped: false,
+    restart: Restart::Always,
+};
+
 /// The record contains it, so each start adds it.
 #[test]
 fn a_disk_is_there_after_a_stop_a_crash_and_a_reboot_and_a_removed_one_is_not() {
     let fake = Fake::default();
     let vm: VmName = "web".parse().unwrap();
     let mut daemon = Daemon::new(&fake, &vm);
-    let create = Action::Create {
-        nics: 0,
-        stopped: false,
-        restart: Restart::Always,
-    };
-    for action in [create, Action::AddDisk(0), Action::Stop, Action::AddDisk(1)] {
+    for action in [CREATE, Action::AddDisk(0), Action::Stop, Action::AddDisk(1)] {
         daemon.does(action);
     }
     let disks = |fake: &Fake| {
@@ -364,12 +366,7 @@ fn the_image_of_a_removed_disk_is_unneeded_unless_another_file_is_the_same() {
     let fake = Fake::default();
     let vm: VmName = "web".parse().unwrap();
     let mut daemon = Daemon::new(&fake, &vm);
-    let create = Action::Create {
-        nics: 0,
-        stopped: false,
-        restart: Restart::Always,
-    };
-    daemon.does(create);
+    daemon.does(CREATE);
     let mut record = daemon.record.unwrap();
     let kernel = record.spec.machine().kernel.clone();
     let kernel = kernel.display().to_string();
