@@ -186,9 +186,6 @@ fn driver_and_override_come_back_when_the_new_driver_fails() {
 #[test]
 fn a_function_that_a_program_has_through_vfio_is_left_alone() {
     let sysfs = Sysfs::new("vfio");
-    fs::remove_file(sysfs.0.join(format!("devices/{VF}/driver"))).unwrap();
-    sysfs.put("bus/pci/drivers/vfio-pci/unbind", "");
-    sysfs.link("bus/pci/drivers/vfio-pci", &format!("devices/{VF}/driver"));
     sysfs.link(
         "kernel/iommu_groups/7",
         &format!("devices/{VF}/iommu_group"),
@@ -199,18 +196,27 @@ fn a_function_that_a_program_has_through_vfio_is_left_alone() {
     let _open = fs::File::open("/dev/null").unwrap();
     let mut pci = sysfs.pci();
     pci.vfio = sysfs.0.join("vfio");
-    for error in [
-        pci.bind(address(VF), "nic").unwrap_err(),
-        pci.set_virtual_functions(address(PF), 0).unwrap_err(),
-    ] {
-        assert_eq!(error.kind(), ErrorKind::InUse);
-        let text = error.to_string();
-        assert!(
-            text.contains(&std::process::id().to_string()) && text.contains(VF),
-            "{text}"
+    for driver in ["vfio-pci", "mlx5_vfio_pci"] {
+        fs::remove_file(sysfs.0.join(format!("devices/{VF}/driver"))).unwrap();
+        let unbind = format!("bus/pci/drivers/{driver}/unbind");
+        sysfs.put(&unbind, "");
+        sysfs.link(
+            &format!("bus/pci/drivers/{driver}"),
+            &format!("devices/{VF}/driver"),
         );
+        for error in [
+            pci.bind(address(VF), "nic").unwrap_err(),
+            pci.set_virtual_functions(address(PF), 0).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::InUse, "{driver}");
+            let text = error.to_string();
+            assert!(
+                text.contains(&std::process::id().to_string()) && text.contains(VF),
+                "{text}"
+            );
+        }
+        assert_eq!(sysfs.written(&unbind), "");
     }
-    assert_eq!(sysfs.written("bus/pci/drivers/vfio-pci/unbind"), "");
     assert_eq!(sysfs.written(&format!("devices/{PF}/sriov_numvfs")), "1\n");
 }
 

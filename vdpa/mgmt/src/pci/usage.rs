@@ -54,7 +54,7 @@ impl Pci {
                 }
             }
         }
-        if function.driver.as_deref() == Some(VFIO) {
+        if function.has_vfio_driver() {
             for path in self.vfio_files(function)? {
                 let Ok(file) = fs::metadata(&path) else {
                     continue;
