@@ -22,6 +22,9 @@ use crate::pci::Msix;
 #[derive(Debug)]
 pub(super) struct Interrupts {
     allocated: usize,
+    /// The number that the host refused last, while fewer are connected. A driver that unmasks in
+    /// its handler would else reconnect them for ever.
+    refused: usize,
     resizable: bool,
 }
 
@@ -29,6 +32,7 @@ impl Interrupts {
     pub(super) fn new(resizable: bool) -> Self {
         Self {
             allocated: 0,
+            refused: 0,
             resizable,
         }
     }
@@ -38,7 +42,7 @@ impl Interrupts {
         self.allocated
     }
 
-    /// Follows the guest's settings. On failure the next change tries again.
+    /// Follows the guest's settings. On failure a change to another number tries again.
     pub(super) fn update(&mut self, host: &dyn Host, msix: &Msix) {
         let Some(unmasked) = msix.unmasked() else {
             self.disable(host);
@@ -46,7 +50,7 @@ impl Interrupts {
         };
         // A device with MSI-X disabled would use its pin, so one vector is always there.
         let wanted = unmasked.max(1);
-        if wanted <= self.allocated {
+        if wanted <= self.allocated || wanted == self.refused {
             return;
         }
         let eventfds = msix.eventfds().take(wanted);
@@ -68,7 +72,7 @@ impl Interrupts {
                 // Those that worked.
                 let former = eventfds.get(..before).unwrap_or_default();
                 if !former.is_empty() && host.set_vectors(0, former).is_ok() {
-                    self.allocated = before;
+                    (self.allocated, self.refused) = (before, wanted);
                 }
             }
         }
@@ -86,6 +90,6 @@ impl Interrupts {
         if let Err(error) = host.disable_vectors() {
             error!(%error, "cannot disconnect the device's MSI-X vectors");
         }
-        self.allocated = 0;
+        (self.allocated, self.refused) = (0, 0);
     }
 }
