@@ -116,14 +116,16 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Returns the next early data of a function, as a message. `None`: no function has some now.
+    /// Returns the next early data of a function, as a message, after `sent` bytes of these. `None`:
+    /// no function has some now.
     ///
     /// # Errors
     /// A driver does not return it.
-    pub(in super::super) fn early_state(&self) -> Result<Option<Vec<u8>>, RequestError> {
-        let given: u64 = self.vfio().map(|(.., device)| device.early()).sum();
-        let given = usize::try_from(given).unwrap_or(usize::MAX);
-        let room = EARLY_MAX.saturating_sub(given).min(EARLY_CHUNK);
+    pub(in super::super) fn early_state(
+        &self,
+        sent: usize,
+    ) -> Result<Option<Vec<u8>>, RequestError> {
+        let room = EARLY_MAX.saturating_sub(sent).min(EARLY_CHUNK);
         if room == 0 {
             return Ok(None);
         }

@@ -46,6 +46,8 @@ struct OutgoingMigration<'a> {
     /// Whether the destination compares all memory.
     verify: bool,
     digest: Option<MemoryDigest>,
+    /// Bytes of the functions' early data.
+    early_sent: usize,
 }
 
 impl Handle {
@@ -211,6 +213,7 @@ impl<'a> OutgoingMigration<'a> {
             stopped: None,
             verify,
             digest: None,
+            early_sent: 0,
         })
     }
 
@@ -274,8 +277,12 @@ impl SourceMachine for OutgoingMigration<'_> {
         if self.offer.document.functions.is_empty() {
             return Ok(None);
         }
-        let early = |machine: &mut Machine| machine.device_manager.early_state();
-        Ok(self.handle.on_vmm_thread(early)??)
+        let sent = self.early_sent;
+        let early = move |machine: &mut Machine| machine.device_manager.early_state(sent);
+        let state = self.handle.on_vmm_thread(early)??;
+        // Also that of a function that was reset since: the destination has taken it.
+        self.early_sent += state.as_ref().map_or(0, Vec::len);
+        Ok(state)
     }
 
     fn stop(&mut self) -> Result<(), MachineError> {
