@@ -89,7 +89,12 @@ impl Error {
     pub(crate) fn wrap(message: impl Into<String>) -> impl FnOnce(Self) -> Self {
         move |source| {
             let (status, code) = source.answer();
-            Self::new(ErrorKind::Answer(status, code), message).because(source)
+            let kind = if matches!(source.kind(), ErrorKind::Refused(..)) {
+                ErrorKind::Refused(status, code)
+            } else {
+                ErrorKind::Answer(status, code)
+            };
+            Self::new(kind, message).because(source)
         }
     }
 
@@ -131,9 +136,18 @@ impl Problem for Error {
     }
 }
 
+/// Marks an answer whose status a VM's process has chosen. It says nothing about what the daemon
+/// has changed before.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OfProcess;
+
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
-        self.to_response()
+        let mut response = self.to_response();
+        if matches!(self.kind(), ErrorKind::Refused(..)) {
+            response.extensions_mut().insert(OfProcess);
+        }
+        response
     }
 }
 

@@ -23,7 +23,7 @@ use vmm::http::server::Admission;
 use super::caller::{Peer, refusal};
 use super::role;
 use super::{Access, Permit};
-use crate::error::Error;
+use crate::error::{Error, OfProcess};
 use crate::machines::error::unfinished;
 
 /// How long a connection or a change may wait for a place among those of its role.
@@ -66,10 +66,15 @@ pub(crate) async fn check(
             let answer = pass(admission, caller.role, request, next);
             if !line.changes {
                 answer.await
-            } else if let Some(place) = place_for_change(&access, caller.role).await {
-                return to_its_end(access, line, place, answer).await;
             } else {
-                busy("changes", caller.role).into_response()
+                // No line for a client that disconnects before its change begins.
+                let suppressed = line.suppressed.take();
+                let place = place_for_change(&access, caller.role).await;
+                line.suppressed = suppressed;
+                match place {
+                    Some(place) => return to_its_end(access, line, place, answer).await,
+                    None => busy("changes", caller.role).into_response(),
+                }
             }
         }
         Err(refused) => {
@@ -182,7 +187,10 @@ impl Line {
         let status = response.status();
         let code = response.extensions().get::<ErrorBody>();
         let code = code.map(|body| body.code.clone());
-        if self.is_of_interest() && changed_nothing(status) {
+        let of_process = response.extensions().get::<OfProcess>().is_some();
+        // The kernel may have carried out a request that it has not answered.
+        let unclear = of_process || code.as_deref() == Some("no_answer");
+        if self.is_of_interest() && changed_nothing(status) && !unclear {
             self.suppressed = access.refusals.admit(&self.peer, Instant::now());
             if self.suppressed.is_none() {
                 // Nor is there the line about each request.

@@ -27,7 +27,7 @@ use super::operations::accepted;
 use super::proxy;
 use super::state::{Api, SenderRole};
 use super::vm_path::VmPath;
-use crate::error::Error;
+use crate::error::{Error, OfProcess};
 use crate::machines::operations::{Requested, Sent};
 use crate::machines::spec::NodeMigrationRequest;
 use crate::machines::steps::{ProxiedResponse, SendRequest};
@@ -139,7 +139,9 @@ fn answered(passed: ProxiedResponse) -> Response {
     } else {
         PROBLEM_JSON
     };
-    (passed.status, [(CONTENT_TYPE, kind)], passed.body).into_response()
+    let mut response = (passed.status, [(CONTENT_TYPE, kind)], passed.body).into_response();
+    response.extensions_mut().insert(OfProcess);
+    response
 }
 
 /// Cancel a migration
