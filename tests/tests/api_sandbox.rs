@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -73,10 +74,11 @@ fn namespaces(pid: u64) -> [PathBuf; 6] {
 
 /// Two VMs that run; the first has a NIC.
 fn two(daemon: &Daemon) -> [Value; 2] {
-    let vms = [("one", json!([nic("net0", MAC)])), ("two", json!([]))];
-    vms.map(|(name, nics)| {
+    let vms = [("one", json!([nic("net0", MAC)]), 1), ("two", json!([]), 2)];
+    vms.map(|(name, nics, cpus)| {
         let path = format!("/v1/vms/{name}");
-        let spec = daemon.tiny(&nics);
+        let mut spec = daemon.tiny(&nics);
+        spec["spec"]["cpus"] = json!(cpus);
         daemon.api.done("PUT", &path, Some(&spec)).unwrap();
         daemon.await_phase(name, "Running")
     })
@@ -98,7 +100,8 @@ fn each_vm_has_its_own_user_and_namespaces_and_no_privilege() {
     let all = [of_daemon, pid(&vms[0]), pid(&vms[1])].map(namespaces);
     let different: BTreeSet<&PathBuf> = all.iter().flatten().collect();
     assert_eq!(different.len(), all.len() * NAMESPACES.len(), "{all:#?}");
-    for (vm, user) in vms.iter().zip(FIRST..) {
+    let mut others = Vec::new();
+    for ((vm, user), weight) in vms.iter().zip(FIRST..).zip(["100", "200"]) {
         let pid = pid(vm);
         let status = status(pid);
         let ids = [user; 4].map(|id| id.to_string()).join("\t");
@@ -158,12 +161,19 @@ fn each_vm_has_its_own_user_and_namespaces_and_no_privilege() {
         let limit = fs::read_to_string(group.join("memory.max")).unwrap();
         let limit: u64 = limit.trim().parse().unwrap();
         assert!((512 << 20..600 << 20).contains(&limit), "{limit}");
-        assert_eq!(
-            fs::read_to_string(group.join("pids.max")).unwrap().trim(),
-            "512"
-        );
+        for (file, wanted) in [("pids.max", "512"), ("cpu.weight", weight)] {
+            let value = fs::read_to_string(group.join(file)).unwrap();
+            assert_eq!(value.trim(), wanted, "{file}");
+        }
+        let other = Command::new("sleep").arg("1000").spawn().unwrap();
+        fs::write(group.join("cgroup.procs"), other.id().to_string()).unwrap();
+        others.push(other);
     }
     delete(&daemon);
+    for mut other in others {
+        let killed = other.wait().unwrap().signal();
+        assert_eq!(killed, Some(9), "the group ends with all its processes");
+    }
     before.same(&daemon);
 }
 

@@ -91,36 +91,41 @@ impl Connector {
     }
 }
 
-/// Starts a thread that opens connections to `endpoint`. Returns the socket of the VMM's
-/// [`Connector`]. The thread ends when that is closed, or asks for nothing for two minutes.
+/// Starts a thread that opens connections to `endpoint` for the VM `vm`, and logs each. Returns the
+/// socket of the VMM's [`Connector`]. The thread ends when that is closed, or asks for nothing for two minutes.
 ///
 /// # Errors
 /// The process has no socket or thread left.
-pub fn serve(endpoint: Endpoint) -> io::Result<OwnedFd> {
+pub fn serve(vm: &str, endpoint: Endpoint) -> io::Result<OwnedFd> {
+    let name = vm.to_owned();
     let (socket, vmm) = UnixStream::pair()?;
     thread::Builder::new()
         .name("connector".to_owned())
         .spawn(move || {
-            if let Err(error) = answer(&socket, &endpoint) {
-                tracing::debug!(%endpoint, %error, "a VMM asks for no more connections");
+            if let Err(error) = answer(&socket, &name, &endpoint) {
+                tracing::debug!(vm = name, %endpoint, %error, "a VMM asks for no more connections");
             }
         })?;
     Ok(vmm.into())
 }
 
-fn answer(mut socket: &UnixStream, endpoint: &Endpoint) -> io::Result<()> {
+fn answer(mut socket: &UnixStream, vm: &str, endpoint: &Endpoint) -> io::Result<()> {
     socket.set_read_timeout(Some(IDLE))?;
     for _ in 0..CONNECTIONS_MAX {
         socket.read_exact(&mut [0])?;
-        let opened = open(endpoint, CONNECT).inspect_err(|error| {
-            tracing::warn!(%endpoint, %error, "cannot connect for a migration");
-        });
+        let opened = open(endpoint, CONNECT);
         let errno = match &opened {
-            Ok(_) => 0,
-            Err(error) => error
-                .raw_os_error()
-                .and_then(|errno| u8::try_from(errno).ok())
-                .unwrap_or(UNKNOWN),
+            Ok(_) => {
+                tracing::info!(vm, %endpoint, "gave the VM a connection for its migration");
+                0
+            }
+            Err(error) => {
+                tracing::warn!(vm, %endpoint, %error, "cannot connect for a migration");
+                let errno = error.raw_os_error();
+                errno
+                    .and_then(|errno| u8::try_from(errno).ok())
+                    .unwrap_or(UNKNOWN)
+            }
         };
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -132,6 +137,8 @@ fn answer(mut socket: &UnixStream, endpoint: &Endpoint) -> io::Result<()> {
         let answer = [IoSlice::new(&errno)];
         rustix::net::sendmsg(socket, &answer, &mut control, SendFlags::NOSIGNAL)?;
     }
+    socket.read_exact(&mut [0])?;
+    tracing::warn!(vm, %endpoint, "the VM asks for too many connections: it gets no more");
     Ok(())
 }
 
@@ -145,7 +152,7 @@ mod tests {
     fn the_daemon_opens_connections_to_one_destination_and_not_too_many() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("tcp:{}", listener.local_addr().unwrap());
-        let socket = serve(endpoint.parse().unwrap()).unwrap();
+        let socket = serve("one", endpoint.parse().unwrap()).unwrap();
         let connector = Connector::new(socket).unwrap();
         for _ in 0..CONNECTIONS_MAX {
             let mut near = TcpStream::from(connector.connection().unwrap());
@@ -162,7 +169,8 @@ mod tests {
             ("unix:/nonexistent/socket", "No such file"),
             ("tcp:127.0.0.1:1", "refused"),
         ] {
-            let connector = Connector::new(serve(endpoint.parse().unwrap()).unwrap()).unwrap();
+            let connector =
+                Connector::new(serve("one", endpoint.parse().unwrap()).unwrap()).unwrap();
             // The thread survives it.
             for _ in 0..2 {
                 let error = connector.connection().unwrap_err();

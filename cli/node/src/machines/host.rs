@@ -549,8 +549,6 @@ impl Host for Machines {
         // A process of an earlier version refuses the member, so it is only sent for a change.
         let backup = (there != backup).then_some(backup);
         if fd.is_none() && backup.is_none() {
-            // The daemon may have been killed before it did so, or the VM's report is wrong.
-            self.hide_devices(vm);
             return Ok(());
         }
         let files = self.devices_to_open(vm, nic)?;
@@ -561,9 +559,7 @@ impl Host for Machines {
             ..NicChange::default()
         };
         let swapped = vmm.hand_over(Method::PATCH, &path, Some(&change), START, &devices);
-        self.with_files(vm, files, || self.runtime.block_on(swapped).map(drop))?;
-        self.hide_devices(vm);
-        Ok(())
+        self.with_files(vm, files, || self.runtime.block_on(swapped).map(drop))
     }
 
     fn is_on(&self, vm: &VmName, nic: &NicSpec) -> bool {
@@ -614,7 +610,9 @@ impl Host for Machines {
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<ProxiedResponse, Error> {
         let files = files_to_send(&request.body);
         self.show_files(vm, files.clone())?;
-        let connector = request.endpoint.clone().map(connector::serve).transpose();
+        let connector = request.endpoint.clone();
+        let connector = connector.map(|endpoint| connector::serve(vm.as_str(), endpoint));
+        let connector = connector.transpose();
         let connector = connector.map_err(Error::context("cannot connect for the VM"))?;
         let connector: Vec<OwnedFd> = connector.into_iter().collect();
         let left = self

@@ -315,6 +315,7 @@ impl Machines {
         spec.check(vm)?;
         self.reserve(entry, &spec)?;
         self.lifecycle(entry).swap_nic(&mut record, &moved, spec)?;
+        self.hide_devices(vm);
         self.publish(vm, Change::NicMoved(id.clone()));
         Ok(())
     }
@@ -346,6 +347,7 @@ impl Machines {
         if record.is_on_backup(id) != on_backup {
             lifecycle.seat(&mut record, id, on_backup)?;
         }
+        self.hide_devices(entry.name());
         self.publish(entry.name(), Change::NicMoved(id.clone()));
         Ok(())
     }

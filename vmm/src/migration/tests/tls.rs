@@ -112,7 +112,7 @@ fn tls_carries_the_guest_while_it_writes() {
 fn a_source_without_a_network_gets_its_connections_from_its_daemon() {
     let (near, far) = paired_hosts();
     let (listener, endpoint) = listen(Some(far));
-    let connector = connector::serve(endpoint.clone()).unwrap();
+    let connector = connector::serve("one", endpoint.clone()).unwrap();
     let route = Route {
         endpoint,
         tls: Some(near),

@@ -34,7 +34,12 @@ fn of_client(error: vdpa_mgmt::Error) -> Error {
     Error::transparent(kind, error)
 }
 
+/// A function, unless a thread still waits for its release: the kernel holds its lock meanwhile, and
+/// an access to its driver would wait, too.
 fn function(address: Address) -> Result<Function, Error> {
+    if RELEASED_NOW.lock().contains(&address) {
+        return Err(not_released(address));
+    }
     Pci::default().function(address).map_err(of_client)
 }
 
@@ -62,6 +67,7 @@ pub(super) fn check(config: &VfioConfig) -> Result<Option<FormerDriver>, Error> 
 
 /// Binds a function to vfio-pci, unless it is.
 pub(super) fn bind(former: &FormerDriver) -> Result<(), Error> {
+    function(former.function)?;
     Pci::default().give_to_vfio(former).map_err(of_client)
 }
 
@@ -102,7 +108,9 @@ pub(super) fn release(vm: &VmName, former: &FormerDriver) -> Result<(), Error> {
 
 fn not_released(address: Address) -> Error {
     let seconds = RELEASE_TIME.as_secs();
-    let message = format!("the kernel has not released {address} from vfio-pci within {seconds} s");
+    let message = format!(
+        "the kernel does not release {address} from vfio-pci: it has waited for {seconds} s"
+    );
     let hint = "a process has it open, and may hide that: end the VM that had it";
     Error::conflict("in_use", message).hint(hint)
 }
