@@ -211,8 +211,11 @@ impl VirtualFunction<'_> {
         Ok(())
     }
 
-    /// Returns it to its initial driver.
+    /// Returns it to its initial driver, unless the host has removed it.
     fn give_back(&self) -> Result<()> {
+        if !self.directory.exists() {
+            return Ok(());
+        }
         self.unbind()?;
         self.override_driver("")?;
         self.probe()

@@ -265,6 +265,14 @@ fn a_function_is_bound_kept_across_daemons_and_given_back() {
     assert_eq!(holders[0].pid.to_string(), pid, "{holders:?}");
     let socket = holders[0].bellhop.as_ref().unwrap().api_socket.as_ref();
     assert!(socket.unwrap().contains("/vms/web/"), "{holders:?}");
+    let tree = bellhop(&["topology"]);
+    let tree = String::from_utf8_lossy(&tree.stdout);
+    let mut lines = tree.lines();
+    assert!(
+        lines.any(|line| line.ends_with(&format!("/dev/vfio/{group}"))),
+        "{tree}"
+    );
+    assert!(lines.next().unwrap().contains(&pid), "{tree}");
     let doctor = bellhop(&["doctor", "-o", "json"]);
     let doctor: Value = serde_json::from_slice(&doctor.stdout).unwrap();
     let mut findings = doctor["findings"].as_array().unwrap().iter();

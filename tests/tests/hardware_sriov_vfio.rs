@@ -301,4 +301,34 @@ fn functions_that_cannot_be_passed_through_are_refused_with_the_remedy() {
     assert!(message.contains("VFIO device again"), "{message}");
     assert!(message.contains("already"), "{message}");
     function.bind("virtio-pci").unwrap();
+
+    // The chipset's functions share a group, and the host drives one of them.
+    output(Command::new("modprobe").arg("ahci")).unwrap();
+    let pci = Path::new("/sys/bus/pci");
+    let driven = names(&pci.join("drivers/ahci"));
+    let driven = driven
+        .iter()
+        .find(|name| name.starts_with("0000:"))
+        .unwrap();
+    let group = names(&pci.join("devices").join(driven).join("iommu_group/devices"));
+    let beside = group.iter().find(|name| *name != driven).unwrap();
+    let directory = pci.join("devices").join(beside);
+    assert!(!directory.join("driver").exists(), "{beside} has a driver");
+    fs::write(directory.join("driver_override"), "vfio-pci\n").unwrap();
+    fs::write(pci.join("drivers_probe"), beside).unwrap();
+    let message = refused(&format!("host={beside},allow_pf=on"));
+    fs::write(directory.join("driver/unbind"), beside).unwrap();
+    fs::write(directory.join("driver_override"), "\n").unwrap();
+    let remedy = format!("bellhop bind pci/{driven} vfio-pci");
+    for part in ["IOMMU group", &remedy] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+/// The names in a directory.
+fn names(directory: &Path) -> Vec<String> {
+    let names = fs::read_dir(directory).unwrap();
+    names
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }

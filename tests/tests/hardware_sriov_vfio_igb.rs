@@ -13,7 +13,7 @@ use guest_nics::wait_nics;
 use lab::api::Client;
 use lab::endurance::soak;
 use lab::guest::{BellhopArguments, Guest};
-use lab::igb::IgbNic;
+use lab::igb::{self, IgbNic};
 use lab::notice::{Kind, notice};
 use lab::process::output;
 use lab::sriov::{SriovNic, VfDevice, VirtualFunction};
@@ -179,4 +179,42 @@ fn a_killed_vm_leaves_its_igb_function_to_the_next_one_which_unplugs_it() {
     assert!(!guest.console().contains("ERROR"), "{}", guest.console());
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
+}
+
+#[test]
+fn an_uncorrectable_error_is_an_alarm_until_the_function_is_reset() {
+    let igb = IgbNic::plug(1).unwrap();
+    let function = passed_through(&igb, 0);
+    let socket = TempPath::new("igb-error.socket");
+    let small = BellhopArguments::small().unwrap().memory("128M");
+    let vfio = format!("host={},id=vf", function.address());
+    let small = small.argument("--vfio", &vfio);
+    let mut guest = Guest::start(&small.argument("--api-socket", socket.text())).unwrap();
+    let api = Client::new(socket.path());
+    let state = || {
+        let shown = api.done("GET", "/v1/vm/vfio/vf", None).unwrap();
+        let alarms = api.done("GET", "/v1/vm", None).unwrap()["alarms"].clone();
+        (shown["function"].clone(), alarms)
+    };
+    let (shown, alarms) = state();
+    assert_eq!((&shown["failed"], &alarms), (&json!(false), &json!([])));
+    igb::report_error().unwrap();
+    let begin = Instant::now();
+    while state().0["failed"] != true {
+        assert!(begin.elapsed() < SILENCE, "{}", guest.console());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (shown, alarms) = state();
+    assert!(shown["errors"].as_u64() > Some(0), "{shown}");
+    assert_eq!(
+        (&alarms[0]["device"], &alarms[0]["alarm"]),
+        (&json!("vf"), &json!("DeviceError"))
+    );
+    assert!(guest.console().contains("AER"), "{}", guest.console());
+
+    guest.command("reboot").unwrap();
+    guest.wait_ready(SILENCE).unwrap();
+    let (shown, alarms) = state();
+    assert_eq!((&shown["failed"], &alarms), (&json!(false), &json!([])));
+    assert!(guest.power_off().unwrap().success());
 }

@@ -145,7 +145,10 @@ impl PciBus {
             None => (0..SLOTS)
                 .filter_map(Slot::new)
                 .find(|slot| !slots.occupants.contains_key(slot))
-                .ok_or_else(|| Error::other("no free PCI slot: at most 31 devices fit"))?,
+                .ok_or_else(|| {
+                    let message = "no free PCI slot: at most 31 devices fit; unplug one first";
+                    Error::other(message)
+                })?,
         };
         let mut placements: BTreeMap<u8, Placement> = BTreeMap::new();
         for bar in function.bars() {

@@ -51,7 +51,8 @@ impl MmioWindow {
     pub fn allocate(&mut self, size: u64) -> Result<u64, Error> {
         let full = || {
             Error::other(format!(
-                "no room for a BAR of {size:#x} bytes in the PCI window"
+                "no room for a BAR of {size:#x} bytes in the PCI window: unplug another device, or \
+                 use one with smaller BARs"
             ))
         };
         if !size.is_power_of_two() {

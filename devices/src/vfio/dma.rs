@@ -393,12 +393,16 @@ fn map_all<E>(
 }
 
 fn cannot_map((address, source): (u64, io::Error)) -> Error {
-    let full = source.raw_os_error() == Some(libc::ENOMEM);
-    let remedy = if full {
-        ": raise the limit of locked memory (ulimit -l, LimitMEMLOCK=) to the guest's memory and \
-         as much again for each vDPA device"
-    } else {
-        ""
+    let remedy = match source.raw_os_error() {
+        Some(libc::ENOMEM) => {
+            ": raise the limit of locked memory (ulimit -l, LimitMEMLOCK=) to the guest's memory \
+             and as much again for each vDPA device"
+        }
+        // A reserved address, or one that is too high.
+        Some(libc::EINVAL | libc::EADDRINUSE) => {
+            ": the host's IOMMU does not translate this address; give the guest less memory"
+        }
+        _ => "",
     };
     Error::other(format!(
         "cannot pin guest RAM at {address:#x} for VFIO{remedy}"
@@ -463,6 +467,7 @@ mod tests {
         let errno_of = io::Error::from_raw_os_error;
         assert!(text(errno_of(libc::ENOMEM)).contains("LimitMEMLOCK="));
         assert!(!text(errno_of(libc::EFAULT)).contains("LimitMEMLOCK="));
+        assert!(text(errno_of(libc::EINVAL)).contains("less memory"));
         let by_iommufd = IommufdError::IommuIoasMap(SysError::new(libc::ENOMEM));
         assert!(text(errno(by_iommufd)).contains("LimitMEMLOCK="));
     }

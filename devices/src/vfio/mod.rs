@@ -214,7 +214,7 @@ pub struct FunctionDescription {
     pub connected: u16,
     /// Parts of its BARs.
     pub areas: Vec<MappedArea>,
-    /// Whether it has reported an error since its last reset.
+    /// Whether it has reported an error or did not resume since its last reset, or that failed.
     pub failed: bool,
     /// Reads and writes of BARs that exited to this process.
     pub trapped: [u64; 2],
@@ -226,7 +226,7 @@ pub struct FunctionDescription {
     pub resets: u64,
     /// How often the host wanted it back.
     pub requests: u64,
-    /// Uncorrectable errors that it has reported.
+    /// Uncorrectable errors that it has reported, and failed resets and resumes.
     pub errors: u64,
 }
 
@@ -370,7 +370,8 @@ impl VfioPciDevice {
         wanted
     }
 
-    /// Whether the device has reported an uncorrectable error since the last call.
+    /// Whether the device has reported an uncorrectable error since the last call, or a reset or a
+    /// resume has failed.
     #[must_use]
     pub fn take_error(&self) -> bool {
         let reported = self.signals.error.read().is_ok();
@@ -381,7 +382,7 @@ impl VfioPciDevice {
         reported
     }
 
-    /// Whether the device has reported an error since its last reset.
+    /// Whether the device has failed so since its last reset.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)

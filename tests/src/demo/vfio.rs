@@ -134,7 +134,7 @@ fn rows(report: &Report) -> [(&'static str, String); 5] {
             format!("{} KiB", report.rss_outside_ram_kib),
         ),
         (
-            "pinned for the vDPA device",
+            "pinned for both devices",
             format!("{} KiB", report.pinned_kib),
         ),
         ("VMM threads (1 vCPU)", report.vmm_threads.to_string()),

@@ -1,4 +1,4 @@
-//! `lab-host link NAME up|down` and `lab-host igb plug|unplug`: what is plugged into the lab host,
+//! `lab-host link NAME up|down` and `lab-host igb plug|unplug|error`: what is plugged into the lab host,
 //! changed from inside it.
 
 use lab::error::{Error, Result, report};
@@ -7,7 +7,7 @@ use lab::sriov;
 use std::process::ExitCode;
 
 pub(crate) const USAGE: &str =
-    "lab-host link NAME up|down (such as vf0 down), lab-host igb plug|unplug";
+    "lab-host link NAME up|down (such as vf0 down), lab-host igb plug|unplug|error";
 
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     match set(arguments) {
@@ -26,6 +26,7 @@ fn set(arguments: &[String]) -> Result<()> {
         ["link", link, "down"] => sriov::set_link(link, false),
         ["igb", "plug"] => igb::set_present(true),
         ["igb", "unplug"] => igb::set_present(false),
+        ["igb", "error"] => igb::report_error(),
         _ => Err(Error::Usage(format!("usage: {USAGE}"))),
     }
 }

@@ -115,8 +115,8 @@ described! {
         Inconsistent,
         /// Of the request queue of the guest's IOMMU: a request was refused less than a minute ago.
         Refused,
-        /// A PCI function of the host has reported an uncorrectable error, and was not reset since.
-        /// The queue is 0.
+        /// A PCI function of the host has reported an uncorrectable error, or could not be reset or
+        /// resumed, and was not reset since. The queue is 0.
         DeviceError,
         /// A word of a later version.
         #[serde(other, skip_serializing)]

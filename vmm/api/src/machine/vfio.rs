@@ -65,7 +65,8 @@ pub struct VfioFunctionInfo {
     pub connected_vectors: u16,
     /// The parts of its BARs that need no exit.
     pub areas: Vec<VfioArea>,
-    /// Whether it has reported an uncorrectable error since its last reset.
+    /// Whether it has reported an uncorrectable error (PCI Express AER), or could not be resumed,
+    /// since its last reset, or that reset has failed.
     pub failed: bool,
     /// Reads of its BARs that exited to this process.
     pub trapped_reads: u64,
@@ -79,7 +80,8 @@ pub struct VfioFunctionInfo {
     pub resets: u64,
     /// How often the host has asked for the function.
     pub host_requests: u64,
-    /// Uncorrectable errors that the function has reported (PCI Express AER).
+    /// Uncorrectable errors that the function has reported (PCI Express AER), and its failed
+    /// resets and resumes.
     pub errors: u64,
 }
 

@@ -93,14 +93,14 @@ fn functions(text: &mut Text, functions: &BTreeMap<String, FunctionDescription>)
         let areas = areas.filter(|area| area.address.is_some());
         mapped.sample(&[("function", id)], areas.map(|area| area.size).sum());
     }
-    let help = "1 while it has reported an uncorrectable error and was not reset since";
+    let help = "1 from an uncorrectable error, or a failed reset or resume, to the next reset";
     let mut failed = text.gauge("bellhop_vfio_failed", help);
     for (id, function) in functions {
         failed.sample(&[("function", id)], function.failed.into());
     }
     let help = "Accesses to its BARs that exited; accesses and resets that the host rejected; \
                 accesses that it did not answer; its resets; requests of the host for it; its \
-                uncorrectable errors";
+                uncorrectable errors, failed resets and resumes";
     let mut total = text.counter("bellhop_vfio_total", help);
     for (id, function) in functions {
         let [reads, writes] = function.trapped;

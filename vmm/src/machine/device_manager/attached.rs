@@ -171,7 +171,7 @@ impl DeviceManager {
         (asked, overdue)
     }
 
-    /// Looks for errors that functions have reported. Returns whether an alarm began or ended.
+    /// Looks for errors of functions. Returns whether an alarm began or ended.
     pub(in super::super) fn check_errors(&mut self) -> bool {
         let mut changed = false;
         for entry in self.entries.values_mut() {
@@ -181,8 +181,8 @@ impl DeviceManager {
             if device.take_error() {
                 tracing::error!(
                     id = %entry.id,
-                    "the VFIO device has reported an uncorrectable error; a reset by its driver, \
-                     or of the machine, may help"
+                    "the VFIO device has reported an uncorrectable error (AER), or cannot be \
+                     reset or resumed; a reset by its driver, or of the machine, may help"
                 );
             }
             changed |= entry.failed != device.has_failed();
@@ -199,7 +199,8 @@ impl DeviceManager {
             queue: 0,
             alarm: AlarmKind::DeviceError,
             detail: Some(
-                "the function has reported an uncorrectable error (AER), or did not resume"
+                "the function has reported an uncorrectable error (AER), or cannot be reset or \
+                 resumed; reset it by its driver, or reset the machine"
                     .to_owned(),
             ),
         })

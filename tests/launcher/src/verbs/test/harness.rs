@@ -200,6 +200,7 @@ impl<'a> LabRun<'a> {
     /// Those of [`LabHost::boot_beside`] and of the connection with the host.
     pub(super) fn run(&mut self, harness: &Harness<'_>, rig: Rig) -> Result<()> {
         let begun = Instant::now();
+        let noticed = self.ended.notices.len();
         let mut last = self.attempt(harness, &harness.tests, rig)?;
         let mut tally = last.report.tally();
         if let Some((count, evidence)) = last.excuse() {
@@ -210,6 +211,9 @@ impl<'a> LabRun<'a> {
             }
             // A fresh host has nothing of the failure left.
             self.power_off()?;
+            let mut notices = self.ended.notices.split_off(noticed);
+            notices.retain(|(kind, _)| *kind != Kind::LeftBehind);
+            self.ended.notices.append(&mut notices);
             let again = harness.tests.get(..count).unwrap_or(&harness.tests);
             last = self.attempt(harness, again, rig)?;
             let failed = last.report.tally().failed;
