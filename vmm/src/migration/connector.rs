@@ -91,8 +91,9 @@ impl Connector {
     }
 }
 
-/// Starts a thread that opens connections to `endpoint` for the VM `vm`, and logs each. Returns the
-/// socket of the VMM's [`Connector`]. The thread ends when that is closed, or asks for nothing for two minutes.
+/// Starts a thread that opens connections to `endpoint` for the VM `vm`, and logs each. Returns
+/// the socket of the VMM's [`Connector`]. The thread ends when that is closed, or asks for nothing
+/// for two minutes.
 ///
 /// # Errors
 /// The process has no socket or thread left.

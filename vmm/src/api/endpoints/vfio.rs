@@ -123,9 +123,9 @@ pub(super) async fn show(
 /// finds it by itself. The first function pins all guest memory. An identical function changes
 /// nothing.
 ///
-/// A function whose driver moves its state (VFIO migration v2) goes along when the machine is saved,
-/// migrated or upgraded in place. With any other, the machine is neither saved nor upgraded, and
-/// migrates only if a NIC stands by for the function.
+/// A function whose driver moves its state (VFIO migration v2) goes along when the machine is
+/// saved, migrated or upgraded in place. With any other, the machine is neither saved nor upgraded,
+/// and migrates only if a NIC stands by for the function.
 #[utoipa::path(put, path = "/v1/vm/vfio/{id}", operation_id = "put_vfio",
     params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The function's name")),

@@ -116,8 +116,8 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Returns the next early data of a function, as a message, after `sent` bytes of these. `None`:
-    /// no function has some now.
+    /// Returns the next early data of a function, as a message, after `sent` bytes of these.
+    /// `None`: no function has some now.
     ///
     /// # Errors
     /// A driver does not return it.

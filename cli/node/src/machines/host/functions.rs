@@ -34,8 +34,8 @@ fn of_client(error: vdpa_mgmt::Error) -> Error {
     Error::transparent(kind, error)
 }
 
-/// A function, unless a thread still waits for its release: the kernel holds its lock meanwhile, and
-/// an access to its driver would wait, too.
+/// A function, unless a thread still waits for its release. The kernel holds its lock meanwhile,
+/// and an access to its driver would wait, too.
 fn function(address: Address) -> Result<Function, Error> {
     if RELEASED_NOW.lock().contains(&address) {
         return Err(not_released(address));
