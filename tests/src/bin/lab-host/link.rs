@@ -1,5 +1,5 @@
-//! `lab-host link NAME up|down` and `lab-host igb plug|unplug|error`: changes of what is plugged into
-//! the lab host, from inside it.
+//! `lab-host link NAME up|down` and `lab-host igb plug|unplug|error`: changes of what is plugged
+//! into the lab host, from inside it.
 
 use lab::error::{Error, Result, report};
 use lab::igb;
