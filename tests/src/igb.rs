@@ -29,15 +29,6 @@ pub fn set_present(present: bool) -> Result<()> {
     request::ask(&Request::SetIgb { present })
 }
 
-/// Has the NIC report an uncorrectable error (PCI Express AER). The kernel passes it to the drivers
-/// of all its functions.
-///
-/// # Errors
-/// Those of [`request::ask`].
-pub fn report_error() -> Result<()> {
-    request::ask(&Request::IgbError)
-}
-
 /// The NIC with its virtual functions. Dropping it unplugs it.
 #[derive(Debug)]
 pub struct IgbNic {

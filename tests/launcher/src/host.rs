@@ -191,7 +191,6 @@ impl LabHost {
         match request {
             Request::SetLink { link, up } => self.set_link(link, *up),
             Request::SetIgb { present } => self.set_igb(*present),
-            Request::IgbError => self.igb_error(),
         }
     }
 
@@ -237,18 +236,6 @@ impl LabHost {
             "the lab host",
             "it does not release the igb NIC",
         ))
-    }
-
-    fn igb_error(&mut self) -> Result<()> {
-        let igb = self.rig.igb().unwrap_or_default();
-        let id = igb["id"].as_str().unwrap_or_default();
-        let command = format!("pcie_aer_inject_error {id} COMP_TIME");
-        let command = json!({ "command-line": command });
-        let said = self.monitor.execute("human-monitor-command", &command)?;
-        match said.as_str() {
-            Some(said) if said.starts_with("OK") => Ok(()),
-            _ => Err(Error::invalid("QEMU", said.to_string())),
-        }
     }
 
     /// Forwards a free TCP port of this machine's loopback interface to a port of the lab host, and

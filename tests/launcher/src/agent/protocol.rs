@@ -129,8 +129,6 @@ pub enum Request {
         /// True to plug it.
         present: bool,
     },
-    /// Have the igb NIC report an uncorrectable error (PCI Express AER): a completion timeout.
-    IgbError,
 }
 
 /// One frame.

@@ -1,5 +1,5 @@
-//! `lab-host link NAME up|down` and `lab-host igb plug|unplug|error`: changes of what is plugged
-//! into the lab host, from inside it.
+//! `lab-host link NAME up|down` and `lab-host igb plug|unplug`: what is plugged into the lab host,
+//! changed from inside it.
 
 use lab::error::{Error, Result, report};
 use lab::igb;
@@ -7,7 +7,7 @@ use lab::sriov;
 use std::process::ExitCode;
 
 pub(crate) const USAGE: &str =
-    "lab-host link NAME up|down (such as vf0 down), lab-host igb plug|unplug|error";
+    "lab-host link NAME up|down (such as vf0 down), lab-host igb plug|unplug";
 
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     match set(arguments) {
@@ -26,7 +26,6 @@ fn set(arguments: &[String]) -> Result<()> {
         ["link", link, "down"] => sriov::set_link(link, false),
         ["igb", "plug"] => igb::set_present(true),
         ["igb", "unplug"] => igb::set_present(false),
-        ["igb", "error"] => igb::report_error(),
         _ => Err(Error::Usage(format!("usage: {USAGE}"))),
     }
 }
