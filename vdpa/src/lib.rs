@@ -11,6 +11,9 @@
 //! ```
 //! The crate does not depend on KVM, PCI or HTTP. It trusts no data that a device or a guest wrote.
 //!
+//! The Cargo feature `vduse` adds the module of the same name. With it a process is a vDPA device
+//! itself, such as a NIC on a tap. A VMM does not need it.
+//!
 //! A driver in userspace goes through these steps:
 //!
 //! ```no_run
@@ -106,6 +109,7 @@ pub mod ring;
 mod steps;
 mod text_form;
 pub mod uapi;
+#[cfg(any(test, feature = "vduse"))]
 pub mod vduse;
 pub mod window;
 

@@ -95,7 +95,7 @@ impl SharedBuffer {
     ///
     /// # Errors
     /// The limit of open files is reached.
-    pub(crate) fn file(&self) -> Result<File, Error> {
+    pub fn file(&self) -> Result<File, Error> {
         let file = self
             .region
             .file_offset()

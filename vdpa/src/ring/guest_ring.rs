@@ -45,7 +45,7 @@ impl GuestRing {
     ///
     /// # Errors
     /// Guest memory cannot be used.
-    pub(crate) fn restore_unfinished(&self) -> Result<(), Error> {
+    pub fn restore_unfinished(&self) -> Result<(), Error> {
         match self {
             Self::Split(_) => Ok(()),
             Self::Packed(ring) => ring.restore_unfinished(),

@@ -2,7 +2,7 @@
 //!
 //! Source: `linux/vduse.h` of Linux 6.12. Structures have the kernel's names, so that
 //! [`layout`](super::layout) can compare them with the header. Messages are read and written as
-//! [`REQUEST_SIZE`] bytes; [`crate::vduse`] decodes them.
+//! [`REQUEST_SIZE`] bytes; `crate::vduse` decodes them.
 
 #![allow(non_camel_case_types, reason = "the names of the header")]
 

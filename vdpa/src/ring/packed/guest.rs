@@ -114,14 +114,14 @@ impl GuestRing {
     }
 
     /// Makes entries available again that a device was about to use together when it ended
-    /// ([`unfinished`]). The driver has not seen them: it waits for the first of them. Their
+    /// (`unfinished`). The driver has not seen them: it waits for the first of them. Their
     /// addresses and ids are those of the driver. Their lengths are those of the device, which are
     /// at most the buffers'. An empty one, as of a frame with an unmapped buffer, stays used. The
     /// ring does not show its position then.
     ///
     /// # Errors
     /// Guest memory cannot be used.
-    pub(crate) fn restore_unfinished(&self) -> Result<(), Error> {
+    pub fn restore_unfinished(&self) -> Result<(), Error> {
         let last = self.size - 1;
         let flags = std::iter::once(last).chain(0..self.size).map(|index| {
             let address = self.entry(index) + DESCRIPTOR_FLAGS;
