@@ -8,9 +8,8 @@
 //! All guests have the same kernel, and send as fast as they can. Frames go to an address that no
 //! device has, so the host drops them behind the tap. A TCP stream goes to the host or comes from
 //! it, in packets that the tap does not segment. Which guest begins changes with each round. The
-//! ratio of a round compares two of its parts, and the median of all rounds counts. All guests may
-//! have transparent huge pages. For QEMU's private memory that is Debian's default. For Bellhop's
-//! shared memory it is a setting of the host.
+//! ratio of a round compares two of its parts, and the median of all rounds counts. All guests have
+//! shared memory, and may have transparent huge pages in it, which is a setting of the host.
 
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
