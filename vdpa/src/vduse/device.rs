@@ -12,6 +12,8 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::ioctl::ioctl_with_mut_ref;
 
 use super::control::{open, path};
+#[cfg(any(test, feature = "fuzz"))]
+use super::fake::Fake;
 use super::message::{Message, from_kernel};
 use crate::Error;
 use crate::device::handle::Handle;
@@ -43,6 +45,9 @@ pub struct QueueInfo {
 pub struct Device {
     file: Arc<File>,
     handle: Handle,
+    /// Answers instead of the kernel.
+    #[cfg(any(test, feature = "fuzz"))]
+    fake: Option<parking_lot::Mutex<Fake>>,
 }
 
 impl AsFd for Device {
@@ -59,7 +64,12 @@ impl From<File> for Device {
         let handle = Handle {
             file: Some(Arc::clone(&file)),
         };
-        Self { file, handle }
+        Self {
+            file,
+            handle,
+            #[cfg(any(test, feature = "fuzz"))]
+            fake: None,
+        }
     }
 }
 
@@ -83,6 +93,18 @@ impl Device {
         Ok(Self::from(file))
     }
 
+    /// Has a model answer all ioctls.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(super) fn set_fake(&mut self, fake: Fake) {
+        self.fake = Some(parking_lot::Mutex::new(fake));
+    }
+
+    /// The model, if one answers.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(super) fn fake(&self) -> Option<parking_lot::MutexGuard<'_, Fake>> {
+        self.fake.as_ref().map(parking_lot::Mutex::lock)
+    }
+
     /// Sets the largest size of a queue.
     ///
     /// # Errors
@@ -103,6 +125,10 @@ impl Device {
     /// # Errors
     /// The kernel declared the device broken.
     pub fn features(&self) -> Result<u64, Error> {
+        #[cfg(any(test, feature = "fuzz"))]
+        if let Some(fake) = self.fake() {
+            return Ok(fake.features);
+        }
         self.handle
             .read(uapi::dev_get_features(), 0)
             .map_err(Error::refused("VDUSE_DEV_GET_FEATURES"))
@@ -113,6 +139,10 @@ impl Device {
     /// # Errors
     /// As [`Device::features`], or there is no such queue.
     pub fn queue(&self, index: u32, packed: bool) -> Result<QueueInfo, Error> {
+        #[cfg(any(test, feature = "fuzz"))]
+        if let Some(fake) = self.fake() {
+            return fake.queue(index);
+        }
         let info = vduse_vq_info {
             index,
             num: 0,
@@ -141,6 +171,10 @@ impl Device {
     /// # Errors
     /// As [`Device::queue`].
     pub fn set_kick(&self, index: u32, kick: &EventFd) -> Result<(), Error> {
+        #[cfg(any(test, feature = "fuzz"))]
+        if let Some(mut fake) = self.fake() {
+            return fake.set_kick(index, kick);
+        }
         let fd = kick.as_raw_fd();
         self.handle
             .write(uapi::vq_setup_kickfd(), &vduse_vq_eventfd { index, fd })
@@ -153,6 +187,10 @@ impl Device {
     /// # Errors
     /// As [`Device::features`].
     pub fn interrupt(&self, index: u32) -> Result<bool, Error> {
+        #[cfg(any(test, feature = "fuzz"))]
+        if let Some(fake) = self.fake() {
+            return fake.queue(index).map(|queue| queue.ready);
+        }
         match self.handle.write(uapi::vq_inject_irq(), &index) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
             injected => injected
@@ -166,6 +204,10 @@ impl Device {
     /// # Errors
     /// As [`Device::features`], or the limit of open files is reached.
     pub(super) fn mapping(&self, from: u64) -> Result<Option<(vduse_iotlb_entry, File)>, Error> {
+        #[cfg(any(test, feature = "fuzz"))]
+        if let Some(fake) = self.fake() {
+            return fake.mapping(from);
+        }
         let mut entry = vduse_iotlb_entry {
             offset: 0,
             start: from,

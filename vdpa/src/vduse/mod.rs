@@ -17,6 +17,12 @@
 
 mod control;
 mod device;
+#[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::indexing_slicing,
+    reason = "code of tests, which fuzz targets use"
+)]
+mod fake;
 mod memory;
 mod message;
 pub mod nic;

@@ -2,28 +2,50 @@
 //!
 //! It is for the fuzz target `vduse`, and for the tests below, which need no fuzzer.
 //!
-//! The first byte selects the queue, the format and the features. An honest driver gets each frame
-//! once and whole, and so does the tap. A hostile driver writes anything into its ring, and maps
-//! anything: the device stops at worst, and continues after a reset.
+//! The first byte selects the queue, the format and the features. The device's process is the real
+//! one, from the messages to the turns of a pair. A socket has the messages, and a model of the
+//! kernel answers the ioctls. An honest driver kicks only when the device asks for it. The tap gets
+//! each of its frames once and whole, also from another process after a kill. The driver gets whole
+//! frames. A hostile driver writes anything into its ring, and maps anything: the device stops at
+//! worst, and continues after a reset.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
 
+use parking_lot::MutexGuard;
+use rustix::event::epoll::{self, Event};
 use serde::{Deserialize, Serialize};
+use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _};
 use zerocopy::FromBytes as _;
 
-use super::super::Mappings;
-use super::super::message::{Message, Request, from_kernel};
-use super::receive::{Fault, Receive};
+use super::super::fake::Fake;
+use super::super::message::from_kernel;
+use super::super::{Device, QueueInfo};
+use super::control::Control;
+use super::pair::{NOW, Pair};
+use super::port::Port;
 use super::rig::{GUEST, PAGES, RING_PAGES, Rig, SIZE, frame};
-use super::transmit::Transmit;
-use super::{FRAME_MAX, HEADER};
+use super::shared::Shared;
+use super::tap::Tap;
+use super::{FRAME_MAX, HEADER, OFFERED, OFFLOADS};
 use crate::device::VringBase;
 use crate::iova::PAGE_SIZE;
-use crate::memory::DeviceMemory;
-use crate::ring::{DeviceQueue, Direction, GuestRing, Piece, RingFeatures};
-use crate::uapi::vduse::{REQUEST_SIZE, VDUSE_ACCESS_RW, vduse_iotlb_entry, vduse_vq_state_packed};
+use crate::ring::{Direction, DriverQueue, GuestRing, Piece, RingFeatures};
+use crate::uapi::vduse::{
+    REQUEST_SIZE, VDUSE_ACCESS_RW, VDUSE_GET_VQ_STATE, VDUSE_SET_STATUS, VDUSE_UPDATE_IOTLB,
+    vduse_iotlb_entry, vduse_vq_state_packed,
+};
+
+/// The status of a driver that has started the device.
+const STARTED: u32 = 15;
+/// More turns than the device needs for all buffers, also when it polls.
+const TURNS_MAX: usize = 1_000_000;
 
 /// One action of the driver, the process that maps its memory, the kernel or the tap.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -48,6 +70,8 @@ enum Step {
         kind: u8,
         word: u32,
     },
+    /// The device's process is killed between two turns, and another one follows.
+    Restart,
 }
 
 /// A mapping, in pages.
@@ -82,21 +106,18 @@ impl Mapping {
 
 struct World {
     rig: Rig,
-    features: RingFeatures,
+    tap: OwnedFd,
+    device: Arc<Device>,
+    /// The kernel's end of the messages.
+    kernel: UnixDatagram,
+    features: u64,
     transmits: bool,
-    mergeable: bool,
     /// Whether the device looks for work without kicks before it waits for one.
     polls: bool,
-    mappings: Mappings,
-    memory: Option<DeviceMemory>,
-    /// Where the ring is, or continues.
-    ring: Option<DeviceQueue>,
-    base: VringBase,
-    is_broken: bool,
-    receive: Receive,
-    transmit: Transmit,
     /// Whether the driver and its mappings have followed the rules so far.
     honest: bool,
+    /// Whether a buffer had several pieces, by which a packed ring may not show its position.
+    has_chains: bool,
     /// The buffers that the device has, by their names.
     buffers: HashMap<u16, Vec<Piece>>,
     next_page: u64,
@@ -107,53 +128,125 @@ struct World {
     to_come: u16,
 }
 
+/// The device's process.
+struct Process<'a> {
+    device: &'a Device,
+    control: Control<'a>,
+    shared: &'a Shared,
+}
+
 /// Runs any steps; see the module.
 pub fn serve_anything(input: &[u8]) {
     let Some((&variant, rest)) = input.split_first() else {
         return;
     };
     let mut world = World::new(variant);
-    for step in crate::steps::steps(rest) {
-        world.step(step);
-    }
-    world.turn();
-    world.collect();
+    let mut steps = crate::steps::steps(rest);
+    while world.process(&mut steps) {}
 }
 
 impl World {
     fn new(variant: u8) -> Self {
         let has = |bit: u8| variant >> bit & 1 == 1;
-        let features = RingFeatures {
-            packed: has(0),
-            event_idx: has(3),
-            indirect: has(4),
-            in_order: false,
+        let mut features = OFFERED & !OFFLOADS;
+        for (bit, feature) in [
+            (0, VIRTIO_F_RING_PACKED),
+            (2, VIRTIO_NET_F_MRG_RXBUF),
+            (3, VIRTIO_RING_F_EVENT_IDX),
+            (4, VIRTIO_RING_F_INDIRECT_DESC),
+        ] {
+            if !has(bit) {
+                features &= !(1 << feature);
+            }
+        }
+        let rig = Rig::new(RingFeatures::of(features));
+        let memory = rig.buffer.as_guest_memory().unwrap();
+        let region = memory.iter().next().unwrap();
+        let queue = QueueInfo {
+            size: SIZE.into(),
+            addresses: rig.driver.addresses(),
+            base: VringBase::initial(RingFeatures::of(features).packed),
+            ready: false,
         };
-        let mut world = Self {
-            rig: Rig::new(features),
+        let (messages, kernel) = UnixDatagram::pair().unwrap();
+        messages.set_nonblocking(true).unwrap();
+        kernel.set_nonblocking(true).unwrap();
+        let mut device = Device::from(File::from(OwnedFd::from(messages)));
+        device.set_fake(Fake {
+            features,
+            queues: [queue; 2],
+            mappings: vec![Mapping::ALL.entry()],
+            file: region.file_offset().unwrap().file().try_clone().unwrap(),
+            kicks: [None, None],
+            kicked: [false; 2],
+        });
+        Self {
+            tap: rig.tap.as_fd().try_clone_to_owned().unwrap(),
+            rig,
+            device: Arc::new(device),
+            kernel,
             features,
             transmits: has(1),
-            mergeable: has(2),
             polls: has(5),
-            mappings: Mappings::default(),
-            memory: None,
-            ring: None,
-            base: VringBase::initial(features.packed),
-            is_broken: false,
-            receive: Receive::new(),
-            transmit: Transmit::new(),
             honest: true,
+            has_chains: false,
             buffers: HashMap::new(),
             next_page: 0,
             sent: VecDeque::new(),
             received: Vec::new(),
             to_come: 0,
-        };
-        world.map(&[Mapping::ALL]);
-        world
+        }
     }
 
-    fn step(&mut self, step: Step) {
+    /// Runs a process of the device, until it is killed or no step is left. Returns whether it was
+    /// killed.
+    fn process(&mut self, steps: &mut impl Iterator<Item = Step>) -> bool {
+        let device = Arc::clone(&self.device);
+        let tap = self.tap.try_clone().unwrap();
+        let port = Port::Tap(Tap::of(tap.into()));
+        let pair = Pair::new(0, port, if self.polls { 20 } else { 0 }).unwrap();
+        let epoll = pair.epoll().unwrap();
+        let pairs = [Shared::new(pair, epoll)];
+        let mut process = Process {
+            device: &device,
+            control: Control::new(&device, &pairs, OFFERED),
+            shared: &pairs[0],
+        };
+        let is_first = !self.fake().queues[self.index()].ready;
+        if let Err(error) = process.control.resume() {
+            assert!(!self.honest, "{error}");
+            process.control.stop();
+        }
+        if is_first {
+            self.start(&mut process);
+        }
+        for step in steps {
+            if matches!(step, Step::Restart) {
+                self.honest &= !(self.ring_features().packed && self.has_chains);
+                return true;
+            }
+            self.step(step, &mut process);
+        }
+        self.turn(&process);
+        self.collect();
+        assert!(!self.honest || self.sent.is_empty(), "the device waits");
+        false
+    }
+
+    fn ring_features(&self) -> RingFeatures {
+        RingFeatures::of(self.features)
+    }
+
+    /// The queue's number.
+    fn index(&self) -> usize {
+        usize::from(self.transmits)
+    }
+
+    fn fake(&self) -> MutexGuard<'_, Fake> {
+        self.device.fake().unwrap()
+    }
+
+    fn step(&mut self, step: Step, process: &mut Process<'_>) {
         match step {
             Step::Add { pieces, len } => self.add(pieces, len),
             Step::Frame(len) => {
@@ -161,7 +254,7 @@ impl World {
                 let _ = self.rig.peer.send(&frame(len.into()));
             }
             Step::Turn => {
-                self.turn();
+                self.turn(process);
                 self.collect();
             }
             Step::Scribble { at, bytes } => {
@@ -170,12 +263,13 @@ impl World {
                 let at = u64::from(at) % (RING_PAGES * PAGE_SIZE - 16);
                 self.rig.buffer.write(at, bytes).unwrap();
             }
-            Step::Map(mappings) if mappings.is_empty() => self.map(&[Mapping::ALL]),
+            Step::Map(mappings) if mappings.is_empty() => self.map(&[Mapping::ALL], process),
             Step::Map(mappings) => {
                 self.honest = false;
-                self.map(&mappings);
+                self.map(&mappings, process);
             }
-            Step::Message { kind, word } => self.message(kind, word),
+            Step::Message { kind, word } => self.message(u32::from(kind % 5), word, process),
+            Step::Restart => {}
         }
     }
 
@@ -208,43 +302,45 @@ impl World {
             assert!(!self.honest, "the driver sees a broken ring");
             return;
         };
+        self.has_chains |= pieces.len() > 1;
         self.buffers.insert(name, pieces);
         if self.transmits && content.len() > HEADER {
             self.sent.push_back(content);
         }
+        if self.rig.driver.needs_kick().unwrap_or(true) {
+            self.fake().kick(self.index());
+        }
     }
 
-    /// The device serves the queue, as after a kick.
-    fn turn(&mut self) {
-        let (Some(ring), Some(memory)) = (&mut self.ring, &self.memory) else {
-            return;
-        };
-        let turn = if self.transmits {
-            let mut turn = |arms| self.transmit.turn(ring, memory, &mut self.rig.tap, arms);
-            let polled = if self.polls {
-                turn(false).map(drop)
-            } else {
-                Ok(())
-            };
-            polled
-                .and_then(|()| turn(true).map(drop))
-                .map_err(Fault::Ring)
-        } else {
-            self.receive.kicked();
-            match self.receive.is_in_use(ring) {
-                Ok(true) => self.receive.turn(ring, memory, &mut self.rig.tap).map(drop),
-                in_use => in_use.map(drop).map_err(Fault::Ring),
-            }
-        };
-        match turn {
-            Ok(()) => {}
-            Err(Fault::Ring(error)) => {
-                assert!(!self.honest, "{error}");
-                self.leave();
-                self.is_broken = true;
-            }
-            Err(Fault::Tap(error)) => panic!("{error}"),
+    /// The pair's thread runs until it would wait.
+    fn turn(&mut self, process: &Process<'_>) {
+        if !self.honest {
+            self.fake().kick(self.index());
         }
+        let epoll = &process.shared.epoll;
+        let mut turns = 0;
+        loop {
+            let mut events: Vec<Event> = Vec::with_capacity(4);
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            epoll::wait(epoll, spare, Some(&NOW)).unwrap();
+            let mut pair = process.shared.turn();
+            for event in &events {
+                pair.event(event.data.u64());
+            }
+            let wait = pair.turn(process.device, epoll).unwrap();
+            assert!(!self.honest || !pair.is_broken(), "an honest driver's ring");
+            drop(pair);
+            self.frames();
+            if events.is_empty() && wait.is_none_or(|wait| wait.tv_nsec > 0) {
+                break;
+            }
+            turns += 1;
+            assert!(turns < TURNS_MAX, "the device turns without end");
+        }
+    }
+
+    /// The tap gets the driver's frames.
+    fn frames(&mut self) {
         while self.transmits
             && let Some(sent) = self.rig.sent()
         {
@@ -297,7 +393,7 @@ impl World {
                 panic!("a frame without a whole header in its first buffer");
             };
             self.to_come = u16::from_le_bytes([number[0], number[1]]);
-            assert!(self.to_come == 1 || self.mergeable);
+            assert!(self.to_come == 1 || self.features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0);
         }
         self.to_come -= 1;
         if self.to_come == 0 {
@@ -307,91 +403,76 @@ impl World {
         }
     }
 
-    /// The ring leaves its memory, and its position stays.
-    fn leave(&mut self) {
-        if let Some(ring) = self.ring.take() {
-            self.base = ring.base().at_used();
-        }
+    /// The driver starts the device.
+    fn start(&mut self, process: &mut Process<'_>) {
+        let index = self.index();
+        self.fake().queues[index].ready = true;
+        self.message(VDUSE_SET_STATUS, STARTED, process);
     }
 
-    /// The file of the driver's memory.
-    fn file(&self) -> File {
-        let memory = self.rig.buffer.as_guest_memory().unwrap();
-        let region = memory.iter().next().unwrap();
-        region.file_offset().unwrap().file().try_clone().unwrap()
+    /// The driver forgets its buffers, and begins with an empty ring.
+    fn reset(&mut self) {
+        self.fake().reset();
+        let zeroes = vec![0; usize::try_from(RING_PAGES * PAGE_SIZE).unwrap()];
+        self.rig.buffer.write(0, &zeroes).unwrap();
+        let buffer = Arc::clone(&self.rig.buffer);
+        self.rig.driver = DriverQueue::new(buffer, SIZE, 0, self.ring_features()).unwrap();
+        self.has_chains = false;
+        self.buffers.clear();
+        self.sent.clear();
+        self.received.clear();
+        self.to_come = 0;
     }
 
-    /// As after a message about mappings.
-    fn map(&mut self, mappings: &[Mapping]) {
-        self.leave();
-        self.memory = None;
-        let file = self.file();
-        let entries: Vec<vduse_iotlb_entry> = mappings.iter().map(Mapping::entry).collect();
-        let found = self.mappings.replace(|from| {
-            let found = entries.iter().find(|entry| entry.last >= from);
-            Ok(found.map(|entry| (*entry, file.try_clone().unwrap())))
-        });
-        match found {
-            Ok(memory) => self.memory = memory,
-            Err(error) => assert!(!self.honest, "{error}"),
-        }
-        self.place();
-    }
-
-    /// The ring continues at its position, if it is mapped.
-    fn place(&mut self) {
-        let (Some(memory), false) = (&self.memory, self.is_broken) else {
-            return;
-        };
-        let addresses = self.rig.driver.addresses();
-        let ring = GuestRing::new(memory.clone(), SIZE, addresses, self.features);
-        let ring = ring.and_then(|ring| DeviceQueue::new(ring, self.base, self.features));
-        match ring {
-            Ok(ring) => {
-                self.ring = Some(ring);
-                let is_in_use = self.base != VringBase::initial(self.features.packed);
-                self.receive.restart(self.mergeable, SIZE, is_in_use);
-            }
-            Err(error) => assert!(!self.honest, "{error}"),
-        }
+    /// The mappings change.
+    fn map(&mut self, mappings: &[Mapping], process: &mut Process<'_>) {
+        self.fake().mappings = mappings.iter().map(Mapping::entry).collect();
+        self.message(VDUSE_UPDATE_IOTLB, 0, process);
     }
 
     /// A message of the kernel, and the answer to it.
-    fn message(&mut self, kind: u8, word: u32) {
-        let mut bytes = [0x5a; REQUEST_SIZE];
-        bytes[..4].copy_from_slice(&u32::from(kind % 5).to_ne_bytes());
-        bytes[24..28].copy_from_slice(&word.to_ne_bytes());
-        let message = Message::decode(&bytes);
-        let base = match message.request {
-            Request::QueueState { .. } => {
-                self.leave();
-                self.place();
-                Some(self.base)
-            }
-            Request::SetStatus(0) => {
-                // The driver begins anew, which its model does not.
-                self.honest = false;
-                self.ring = None;
-                self.receive.stop();
-                self.is_broken = false;
-                self.base = VringBase::initial(self.features.packed);
-                self.place();
-                None
-            }
-            Request::UpdateIotlb => {
-                self.map(&[Mapping::ALL]);
-                None
-            }
-            Request::SetStatus(_) | Request::Unknown => None,
-        };
-        let answer = message.answer(true, base);
-        assert_eq!(answer[..4], bytes[4..8]);
-        assert_eq!(answer[4..8], [0; 4]);
-        if let Some(base) = base {
-            assert_eq!(answer[24..28], bytes[24..28]);
-            let state = vduse_vq_state_packed::read_from_bytes(&answer[28..36]).unwrap();
-            assert_eq!(from_kernel(state, self.features.packed), base);
+    fn message(&mut self, kind: u32, word: u32, process: &mut Process<'_>) {
+        let is_reset = kind == VDUSE_SET_STATUS && word.to_ne_bytes()[0] == 0;
+        if is_reset {
+            self.reset();
         }
+        let mut bytes = [0x5a; REQUEST_SIZE];
+        bytes[..4].copy_from_slice(&kind.to_ne_bytes());
+        bytes[24..28].copy_from_slice(&word.to_ne_bytes());
+        self.kernel.send(&bytes).unwrap();
+        process.control.messages().unwrap();
+        let mut answer = [0; REQUEST_SIZE];
+        assert_eq!(self.kernel.recv(&mut answer).unwrap(), REQUEST_SIZE);
+        assert_eq!(answer[..4], bytes[4..8]);
+        let done = answer[4..8] == [0; 4];
+        match kind {
+            VDUSE_GET_VQ_STATE => {
+                assert_eq!(done, word < 2);
+                assert_eq!(answer[24..28], bytes[24..28]);
+                if self.honest && usize::try_from(word) == Ok(self.index()) {
+                    self.is_position(&answer[28..36]);
+                }
+            }
+            VDUSE_SET_STATUS | VDUSE_UPDATE_IOTLB => assert!(done || !self.honest),
+            _ => assert!(!done),
+        }
+        if is_reset {
+            assert!(done);
+            self.start(process);
+        }
+    }
+
+    /// The kernel gets the position that an honest driver's ring shows.
+    fn is_position(&self, state: &[u8]) {
+        let features = self.ring_features();
+        if features.packed && self.has_chains {
+            return;
+        }
+        let addresses = self.rig.driver.addresses();
+        let ring = GuestRing::new(self.rig.memory.clone(), SIZE, addresses, features).unwrap();
+        let state = vduse_vq_state_packed::read_from_bytes(state).unwrap();
+        let position = from_kernel(state, features.packed);
+        assert_eq!(position, ring.used_position().unwrap());
     }
 }
 
@@ -420,6 +501,7 @@ mod tests {
             1 => scribble.prop_map(|(at, bytes)| Step::Scribble { at, bytes }),
             1 => prop::collection::vec(mapping, 0..4).prop_map(Step::Map),
             1 => (0..5_u8, 0..3_u32).prop_map(|(kind, word)| Step::Message { kind, word }),
+            1 => Just(Step::Restart),
         ]
     }
 
@@ -444,6 +526,22 @@ mod tests {
                 1 => steps.push(Step::Message { kind: 0, word: 1 }),
                 2 => steps.push(Step::Message { kind: 2, word: 0 }),
                 3 => steps.push(Step::Map(Vec::new())),
+                _ => {}
+            }
+        }
+        steps
+    }
+
+    /// Frames pass before and after another process follows, and after a reset.
+    fn restarted() -> Vec<Step> {
+        let mut steps = Vec::new();
+        for round in 0..12_u16 {
+            let add = |len| Step::Add { pieces: 0, len };
+            steps.extend([Step::Frame(60 + round), add(1000), add(100), Step::Turn]);
+            match round % 4 {
+                1 => steps.extend([add(2000), Step::Restart, Step::Message { kind: 0, word: 1 }]),
+                2 => steps.extend([Step::Restart, Step::Map(Vec::new()), Step::Turn]),
+                3 if round > 6 => steps.push(Step::Message { kind: 1, word: 0 }),
                 _ => {}
             }
         }
@@ -491,6 +589,7 @@ mod tests {
             for steps in [valid(), hostile(), scarce()] {
                 seeds.extend([32, 33, 36, 37].map(|variant| encoded(variant, &steps)));
             }
+            seeds.extend((0..16).map(|variant| encoded(variant, &restarted())));
             seeds
         };
         crate::corpus::replay("vduse", seeds, serve_anything);

@@ -224,6 +224,12 @@ impl Pair {
         }
     }
 
+    /// Whether the driver broke a ring.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(super) fn is_broken(&self) -> bool {
+        self.queues.iter().any(|queue| queue.is_broken)
+    }
+
     /// The kernel's number of a queue.
     fn number(&self, index: usize) -> u32 {
         self.first.saturating_add(u32::from(index == TRANSMIT))
