@@ -402,7 +402,9 @@ impl Node {
         // The daemon creates these directories and the lock when it first needs them.
         all.retain(|file| {
             let name = file.file_name().unwrap_or_default();
-            !["vms", "nics", "lock", "snapshots"].iter().any(|known| name == *known)
+            !["vms", "nics", "lock", "snapshots"]
+                .iter()
+                .any(|known| name == *known)
         });
         let devices = files::list(Path::new("/sys/bus/vdpa/devices"))?;
         let descriptors = files::list(Path::new(&format!("/proc/{}/fd", self.pid())));
