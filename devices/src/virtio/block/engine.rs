@@ -1,8 +1,8 @@
 //! Disk I/O between an image and guest memory, through io_uring.
 //!
-//! Owns the ring, the completion eventfd, the image, and every operation in flight with the vectors
-//! that the kernel reads. It must not know virtio rings or status bytes. All `unsafe` of the block
-//! device that concerns guest memory is here.
+//! Owns the image, and every operation in flight with the vectors that the kernel reads. It has a ring
+//! of `rings`, and returns it when nothing is in flight. It must not know virtio rings or status bytes.
+//! All `unsafe` of the block device that concerns guest memory is here.
 //!
 //! ```text
 //!   free slot --start--> queued --submit--> with the kernel --reap--> free slot
@@ -25,26 +25,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use io_uring::register::Restriction;
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::{opcode, squeue};
 use vdpa::iova::{DeviceAddress, IovaRange};
 use vdpa::memory::DeviceMemory;
 use vdpa::ring::Piece;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestAddress, GuestMemory as _, GuestMemoryError, Permissions};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::disk::Disk;
 use super::request::{Io, Transfer};
-use crate::Error;
+use super::rings::Ring;
 
 /// Maximum number of operations in flight.
 pub(crate) const DEPTH: u16 = 256;
 /// No new operation begins while this many bytes are in flight.
 pub(crate) const MAX_BYTES_IN_FLIGHT: u64 = 64 << 20;
-/// `IORING_REGISTER_SYNC_CANCEL` (`linux/io_uring.h`).
-const REGISTER_SYNC_CANCEL: u8 = 24;
 /// How often an operation that made no progress is retried.
 const MAX_RETRIES: u8 = 8;
 
@@ -61,24 +57,6 @@ static HUNG: AtomicUsize = AtomicUsize::new(0);
 #[must_use]
 pub fn hung_disks() -> usize {
     HUNG.load(Ordering::Acquire)
-}
-
-/// For `map_err`: io_uring cannot be used.
-fn unavailable(error: io::Error) -> Error {
-    let message = match error.raw_os_error() {
-        Some(libc::ENOSYS) => "this kernel has no io_uring (CONFIG_IO_URING), which disk I/O needs",
-        Some(libc::EPERM | libc::EACCES) => {
-            "io_uring, which disk I/O needs, is not permitted; set sysctl \
-             kernel.io_uring_disabled to 0, or to 1 with this user in the group \
-             kernel.io_uring_group"
-        }
-        // Kernels before 5.12 count the ring against RLIMIT_MEMLOCK.
-        Some(libc::ENOMEM) => {
-            "no memory for an io_uring; if the kernel is older than 5.12, raise ulimit -l"
-        }
-        _ => "cannot set up an io_uring for disk I/O",
-    };
-    Error::other(message).because(error)
 }
 
 /// The request to which an operation belongs.
@@ -194,8 +172,7 @@ enum Progress {
 /// The I/O engine of one disk.
 pub(crate) struct Engine {
     /// Taken when the engine is dropped.
-    ring: ManuallyDrop<IoUring>,
-    completed: EventFd,
+    ring: ManuallyDrop<Ring>,
     disk: Disk,
     memory: DeviceMemory,
     slots: Vec<Option<Slot>>,
@@ -220,15 +197,9 @@ vdpa::opaque_debug! {
 
 impl Engine {
     /// Creates an idle engine.
-    ///
-    /// # Errors
-    /// io_uring cannot be used.
-    pub(crate) fn new(disk: Disk, memory: DeviceMemory) -> Result<Self, Error> {
-        let completed = vdpa::eventfd::new().map_err(unavailable)?;
-        let ring = restricted_ring(&completed).map_err(unavailable)?;
-        Ok(Self {
+    pub(super) fn new(disk: Disk, memory: DeviceMemory, ring: Ring) -> Self {
+        Self {
             ring: ManuallyDrop::new(ring),
-            completed,
             disk,
             memory,
             slots: (0..DEPTH).map(|_| None).collect(),
@@ -239,7 +210,7 @@ impl Engine {
             #[cfg(test)]
             is_hung: false,
             errors: 0,
-        })
+        }
     }
 
     /// Returns how many operations failed.
@@ -259,13 +230,13 @@ impl Engine {
 
     /// Returns the descriptor that becomes readable when an operation completed.
     pub(crate) fn completion_fd(&self) -> RawFd {
-        self.completed.as_raw_fd()
+        self.ring.completed().as_raw_fd()
     }
 
     /// Clears the signal on [`Engine::completion_fd`]; call it before [`Engine::reap`].
     pub(crate) fn acknowledge(&self) {
         // The only possible failure is that nothing completed.
-        let _ = self.completed.read();
+        let _ = self.ring.completed().read();
     }
 
     /// Returns the number of operations in flight.
@@ -317,7 +288,7 @@ impl Engine {
                 Err(error) => {
                     // The kernel is short of memory: the event loop retries.
                     tracing::debug!(%error, "io_uring takes no requests now");
-                    let _ = self.completed.write(1);
+                    let _ = self.ring.completed().write(1);
                     return;
                 }
             }
@@ -512,7 +483,7 @@ impl Drop for Engine {
 }
 
 /// Keeps what the kernel uses until the operations have ended, in a thread of its own.
-fn outlive(ring: IoUring, mut in_flight: usize, used: impl Send + 'static) {
+fn outlive(ring: Ring, mut in_flight: usize, used: impl Send + 'static) {
     tracing::warn!(
         in_flight,
         "the storage of a disk does not answer: closing it later"
@@ -534,29 +505,6 @@ fn outlive(ring: IoUring, mut in_flight: usize, used: impl Send + 'static) {
     if let Err(error) = thread::Builder::new().name("disk-drain".into()).spawn(wait) {
         tracing::error!(%error, "cannot start a thread: the disk stays open");
     }
-}
-
-/// Creates a ring that signals `completed` and carries out the operations of this module alone
-/// (Linux 5.10): an io_uring bypasses system call filters.
-fn restricted_ring(completed: &EventFd) -> io::Result<IoUring> {
-    let mut builder = IoUring::builder();
-    let ring: IoUring = builder.setup_r_disabled().build(u32::from(DEPTH))?;
-    let submitter = ring.submitter();
-    submitter.register_eventfd(completed.as_raw_fd())?;
-    let operations = [
-        opcode::Readv::CODE,
-        opcode::Writev::CODE,
-        opcode::Fsync::CODE,
-    ];
-    let mut allowed: Vec<Restriction> = operations.map(Restriction::sqe_op).into();
-    allowed.push(Restriction::register_op(REGISTER_SYNC_CANCEL));
-    if submitter.register_restrictions(&mut allowed).is_err() {
-        // A kernel before 6.0 does not know that operation.
-        allowed.pop();
-        submitter.register_restrictions(&mut allowed)?;
-    }
-    submitter.register_enable_rings()?;
-    Ok(ring)
 }
 
 /// Evaluates the kernel's result of an operation.
@@ -611,14 +559,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_name_the_remedy() {
-        let message = |errno| unavailable(io::Error::from_raw_os_error(errno)).to_string();
-        assert!(message(libc::EPERM).contains("kernel.io_uring_disabled"));
-        assert!(message(libc::ENOSYS).contains("CONFIG_IO_URING"));
-        assert!(message(libc::ENOMEM).contains("ulimit -l"));
-    }
-
-    #[test]
     fn short_transfers_continue_and_empty_ones_end() {
         let slot = |done| Slot {
             ticket: Ticket {
@@ -658,43 +598,5 @@ mod tests {
             .take_while(|_| matches!(judge(&mut stuck, -libc::EAGAIN, true), Progress::Again))
             .count();
         assert_eq!(tries, usize::from(MAX_RETRIES));
-    }
-
-    #[test]
-    fn a_ring_carries_out_only_the_operations_of_a_disk() {
-        let completed = vdpa::eventfd::new().unwrap();
-        let mut ring = restricted_ring(&completed).unwrap();
-        let buffers = [libc::iovec {
-            iov_base: std::ptr::null_mut(),
-            iov_len: 0,
-        }];
-        // SAFETY: needed to try a registration. It is refused, and names no memory.
-        let registered = unsafe { ring.submitter().register_buffers(&buffers) };
-        let errno = registered.unwrap_err().raw_os_error();
-        assert_eq!(errno, Some(libc::EACCES));
-        let result = |ring: &mut IoUring, entry: squeue::Entry| {
-            // SAFETY: needed to try operations. None of them names memory.
-            unsafe { ring.submission().push(&entry) }.unwrap();
-            ring.submit_and_wait(1).unwrap();
-            ring.completion().next().unwrap().result()
-        };
-        let socket = opcode::Socket::new(libc::AF_UNIX, libc::SOCK_STREAM, 0);
-        assert_eq!(result(&mut ring, socket.build()), -libc::EACCES);
-        let file = tempfile();
-        let close = opcode::Close::new(Fd(file.as_raw_fd()));
-        assert_eq!(result(&mut ring, close.build()), -libc::EACCES);
-        let sync = opcode::Fsync::new(Fd(file.as_raw_fd()));
-        assert_eq!(result(&mut ring, sync.build()), 0);
-        let flags = squeue::Flags::IO_LINK;
-        let sync = opcode::Fsync::new(Fd(file.as_raw_fd()))
-            .build()
-            .flags(flags);
-        assert_eq!(result(&mut ring, sync), -libc::EACCES);
-    }
-
-    fn tempfile() -> std::fs::File {
-        std::fs::File::from(
-            rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
-        )
     }
 }

@@ -5,7 +5,8 @@
 //! | [`disk`] | the open file, its size |
 //! | [`lock`] | its lock, and other holders |
 //! | `request` | the layout of requests and the checks on them |
-//! | `engine` | io_uring and the operations in flight |
+//! | `engine` | the operations in flight |
+//! | [`rings`] | the io_urings of this process |
 //! | [`limit`] | limits of bytes and requests per second |
 //! | `translated` | the end of requests in flight before the guest's IOMMU takes their memory |
 //! | here | the device: configuration, queue, reports to the driver |
@@ -30,6 +31,7 @@ pub mod engine;
 pub mod limit;
 pub mod lock;
 mod request;
+pub mod rings;
 mod translated;
 
 use std::sync::Arc;
@@ -115,7 +117,7 @@ impl Block {
     /// 20 printable ASCII characters, different for every disk.
     ///
     /// # Errors
-    /// An invalid `id`, or io_uring is not available.
+    /// An invalid `id`, io_uring is not available, or all [`rings`] of a confined process are in use.
     pub fn new(disk: Disk, id: &str, memory: impl Into<DeviceMemory>) -> Result<Self, Error> {
         let memory = memory.into();
         let mut padded = [0; ID_LEN];
@@ -137,7 +139,7 @@ impl Block {
             }
             .over(&memory),
             place: OwnSpace::of(&memory),
-            engine: Engine::new(disk, memory.clone())?,
+            engine: Engine::new(disk, memory.clone(), rings::take()?),
             memory,
             limiter: None,
             id: padded,

@@ -613,8 +613,8 @@ fn requests_in_flight_are_bounded() {
     block.engine = Engine::new(
         Disk::for_test(File::open("/dev/null").unwrap(), 1 << 20),
         block.memory.clone(),
-    )
-    .unwrap();
+        rings::take().unwrap(),
+    );
     let mut buffers = vec![readable(HEADER, 16)];
     buffers.extend([writable(0x8_0000, 0x8_0000); 20]);
     buffers.push(writable(STATUS, 1));
