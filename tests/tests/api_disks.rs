@@ -308,7 +308,7 @@ fn a_guest_that_does_not_listen_loses_its_disk_at_the_reset() {
     assert!(image.content() == content, "the image is not intact");
     scene.guest.wait_ready(SILENCE).unwrap();
     scene.wait_disks(&[]);
-    // The image, io_uring, its eventfd and the queue's eventfds are closed.
+    // The image, the engine's descriptor of its io_uring and the queue's eventfds are closed.
     assert!(scene.descriptors() < before);
     scene.power_off();
 }

@@ -40,8 +40,8 @@ const NAMESPACES: [&str; 6] = ["cgroup", "ipc", "mnt", "net", "pid", "uts"];
 
 /// The attempts of `lab-captive`, beside one for each of its targets, and how many of them a filter
 /// ends.
-const ATTEMPTS: usize = 54;
-const ENDED: usize = 28;
+const ATTEMPTS: usize = 56;
+const ENDED: usize = 29;
 /// Kinds of descriptors of a VMM with a NIC and disks.
 const DESCRIPTORS: [&str; 9] = [
     "/dev/vhost-vdpa-",
@@ -278,6 +278,7 @@ fn a_captured_process_reaches_nothing() {
         libc::SYS_fchmod,
         libc::SYS_openat,
         libc::SYS_sendto,
+        libc::SYS_io_uring_setup,
     ] {
         await_record("comm=\"lab-captive\"", call);
     }
@@ -426,7 +427,28 @@ fn disks_snapshots_and_upgrades_work_inside() {
     let now = daemon.await_phase("one", "Running");
     assert_eq!(pid(&now), pid(&vms[0]));
     assert_eq!(status(pid(&vms[0]))["CapEff"], "0000000000000000");
+    // Its program has inherited the rings of that disk and of three more.
+    let more = ["b", "c", "d", "e"].map(|name| daemon.beside(name));
+    let plug = |disk: &PathBuf, status| {
+        fs::write(disk, vec![0; 1 << 20]).unwrap();
+        let name = disk.extension().unwrap().to_str().unwrap();
+        let path = format!("/v1/vms/one/disks/{name}");
+        let body = json!({ "path": disk });
+        let answer = daemon.api.ask("PUT", &path, Some(&body)).unwrap();
+        assert_eq!(answer.status, status, "{}", answer.body);
+        answer.body.to_string()
+    };
+    for disk in &more[..3] {
+        plug(disk, 201);
+    }
+    let refused = plug(&more[3], 422);
+    for words in ["no io_uring is left", "unplug a disk"] {
+        assert!(refused.contains(words), "{refused}");
+    }
     delete(&daemon);
+    for disk in more {
+        fs::remove_file(disk).unwrap();
+    }
     fs::remove_file(disk).unwrap();
     fs::remove_dir_all(snapshot).unwrap();
 }

@@ -18,7 +18,7 @@ use vmm::config::{
 use vmm::console::{Console, ConsoleSocket, TerminalConsole};
 use vmm::machine::{Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, StopHandle};
 use vmm::migration::endpoint::Endpoint;
-use vmm::sandbox::{landlock, seccomp};
+use vmm::sandbox::{landlock, rings, seccomp};
 
 use hand_over::Taken;
 use nics::NewNic;
@@ -411,6 +411,10 @@ fn give_back(taken: &Taken, error: &dyn std::error::Error) {
 /// over a VM is confined already.
 fn confine(sandbox: &SandboxArguments, is_confined: bool) -> Result<(), Error> {
     let filters = sandbox.filters();
+    if filters != seccomp::Mode::Off {
+        // Also here if an earlier version has handed the VM over: its filters allow it.
+        rings::reserve();
+    }
     if filters == seccomp::Mode::On && !is_confined {
         let landlock = landlock::restrict(Path::new("/"), sandbox.tcp())?;
         tracing::debug!(?landlock, "confined");

@@ -13,6 +13,7 @@ use super::status_publisher::UpgradeStatus;
 use crate::Error;
 use crate::config::VmConfig;
 use crate::console::Console;
+use crate::sandbox::rings;
 
 /// The origin of a machine.
 #[derive(Debug)]
@@ -65,6 +66,12 @@ impl Machine {
     /// # Errors
     /// See [`Error`]; nothing stays allocated.
     pub fn bring_up(origin: &Origin, console: Console, stop: &StopHandle) -> Result<Self, Error> {
+        let machine = Self::from_origin(origin, console, stop)?;
+        rings::release();
+        Ok(machine)
+    }
+
+    fn from_origin(origin: &Origin, console: Console, stop: &StopHandle) -> Result<Self, Error> {
         match origin {
             Origin::Boot(config) => {
                 let mut machine = Self::new(config, console, stop)?;

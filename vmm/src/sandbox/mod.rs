@@ -17,6 +17,9 @@ pub mod namespaces;
 pub mod privileges;
 pub mod seccomp;
 
+/// The io_urings of disks, which a process creates before its [filters](seccomp).
+pub use devices::virtio::block::rings;
+
 use std::io;
 use std::path::PathBuf;
 

@@ -11,6 +11,8 @@
 //! hands the VM back restores the command line of the former program. Owns the environment
 //! variables that name the descriptors. Their contents belong to `vmm`.
 
+mod rings;
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -27,6 +29,7 @@ use rustix::io::FdFlags;
 use vmm::machine::{HandOver, HandedOver, Origin, SnapshotError};
 use vmm::sandbox::seccomp;
 
+use self::rings::Rings;
 use super::inherited;
 
 /// Names the descriptors: `state=N,ram=N,previous=N,arguments=N`, optionally with `,failed=REASON`.
@@ -62,6 +65,8 @@ struct Files {
     arguments: File,
     /// The KVM VM of that program.
     vm: Option<OwnedFd>,
+    /// Whether that program takes the rings of disks.
+    takes_rings: bool,
 }
 
 impl Files {
@@ -76,7 +81,8 @@ impl Files {
         arguments: impl IntoIterator<Item = OsString>,
         failed: Option<&str>,
     ) -> io::Error {
-        if let Err(error) = self.keep(FdFlags::empty()) {
+        let rings = self.takes_rings.then(Rings::all).flatten();
+        if let Err(error) = self.keep(rings.as_ref(), FdFlags::empty()) {
             return error;
         }
         let numbers = self.all().map(AsRawFd::as_raw_fd);
@@ -88,14 +94,20 @@ impl Files {
             Some(vm) => command.env(FORMER_VM, vm.as_raw_fd().to_string()),
             None => command.env_remove(FORMER_VM),
         };
+        match &rings {
+            Some(rings) => command.env(rings::VARIABLE, rings.variable()),
+            None => command.env_remove(rings::VARIABLE),
+        };
         let error = command.exec();
         // No other program that this process executes may inherit them.
-        self.keep(FdFlags::CLOEXEC).err().unwrap_or(error)
+        let kept = self.keep(rings.as_ref(), FdFlags::CLOEXEC);
+        kept.err().unwrap_or(error)
     }
 
-    fn keep(&self, flags: FdFlags) -> io::Result<()> {
-        let files = self.all().map(AsFd::as_fd);
-        for file in files.into_iter().chain(self.vm.as_ref().map(AsFd::as_fd)) {
+    fn keep(&self, rings: Option<&Rings>, flags: FdFlags) -> io::Result<()> {
+        let files = self.all().map(AsFd::as_fd).into_iter();
+        let files = files.chain(self.vm.as_ref().map(AsFd::as_fd));
+        for file in files.chain(rings.into_iter().flat_map(Rings::descriptors)) {
             rustix::io::fcntl_setfd(file, flags)?;
         }
         Ok(())
@@ -164,6 +176,7 @@ pub(super) fn take() -> Result<Option<Taken>, Error> {
             previous: file(previous)?,
             arguments: file(arguments)?,
             vm: vm.transpose()?,
+            takes_rings: rings::take(own)?,
         },
         failed,
     }))
@@ -225,6 +238,7 @@ pub(super) fn hand_over(machine: HandOver) -> io::Error {
         previous,
         arguments,
         vm,
+        takes_rings: true,
     });
     match files {
         Ok(files) => files.execute(&program, std::env::args_os().skip(1), None),

@@ -1,11 +1,16 @@
 //! The descriptors of the VMM, and attempts through them.
 
 use std::error::Error;
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::rc::Rc;
 
+use io_uring::types::Fd;
+use io_uring::{IoUring, opcode};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::OpenTreeFlags;
@@ -17,6 +22,8 @@ use super::attempts::result;
 
 /// `FIFREEZE` (`linux/fs.h`).
 const FREEZE: libc::Ioctl = 0xc004_5877;
+/// The size of a disk's ring.
+const RING_ENTRIES: u32 = 256;
 /// The mode of a program that runs as its owner.
 const SET_USER_ID: Mode = Mode::from_raw_mode(0o4755);
 
@@ -116,6 +123,33 @@ fn peer(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 pub(super) fn ioctl(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<()> {
     // SAFETY: none of the requests of this file has an argument that is a pointer.
     result(unsafe { libc::ioctl(fd.as_raw_fd(), request, 0) }.into())
+}
+
+/// Attempts through the rings of the VMM's disks: `own` is its directory.
+pub(super) fn by_rings(all: &[Rc<Descriptor>], own: &Path) -> io::Result<Attempt> {
+    // The kernel gives all rings of this size the same layout.
+    let parameters = IoUring::new(RING_ENTRIES)?.params().clone();
+    let path = CString::new(own.join("by-ring").as_os_str().as_bytes())?;
+    let rings = all.iter().filter(|one| one.kind == "anon_inode:[io_uring]");
+    // A filter would not see it.
+    let name = "create a set-user-ID program through a ring of a disk";
+    Ok(each(name, rings, move |fd| {
+        let fd = fd.try_clone_to_owned()?.into_raw_fd();
+        // SAFETY: the descriptor is owned, and of a ring with this layout.
+        let mut ring = unsafe { IoUring::from_fd(fd, parameters.clone()) }?;
+        let open = opcode::OpenAt::new(Fd(libc::AT_FDCWD), path.as_ptr())
+            .flags(libc::O_CREAT | libc::O_WRONLY)
+            .mode(SET_USER_ID.bits());
+        // SAFETY: the path outlives the operation, whose end is awaited.
+        unsafe { ring.submission().push(&open.build()) }.map_err(io::Error::other)?;
+        ring.submit_and_wait(1)?;
+        let completion = ring.completion().next();
+        match completion.map_or(0, |completion| completion.result()) {
+            error if error < 0 => Err(io::Error::from_raw_os_error(-error)),
+            _ => Ok(()),
+        }
+    })
+    .denied_by(Errno::ACCESS))
 }
 
 /// Attempts through the descriptors. `others` are processes that the VMM must not reach.

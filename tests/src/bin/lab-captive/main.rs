@@ -53,6 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let processes = others.iter().copied();
     let mut attempts: Vec<Attempt> = processes.flat_map(attempts::on_process).collect();
     attempts.extend(descriptors::attempts(&descriptors, &others));
+    attempts.push(descriptors::by_rings(&descriptors, &own)?);
     for target in arguments {
         attempts.extend(attempts::on_target_outside(&target)?);
     }

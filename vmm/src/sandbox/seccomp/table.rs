@@ -164,8 +164,7 @@ const ARCH_SET_FS: u32 = 0x1002;
 const ARCH_CET_STATUS: u32 = 0x3001;
 /// `TCGETS2`, `TCSETS2` (`asm-generic/ioctls.h`).
 const TERMIOS2: [u32; 2] = [0x802c_542a, 0x402c_542b];
-/// Of `enum io_uring_register_op`: the eventfd, the restrictions and their start, cancelling.
-const RING_SETUP: [u32; 4] = [4, 5, 11, 12];
+/// `IORING_REGISTER_SYNC_CANCEL` (`linux/io_uring.h`).
 const RING_CANCEL: u32 = 24;
 
 /// Calls of every thread.
@@ -269,7 +268,8 @@ const OPENS_FUNCTIONS: Calls = calls! {
     SYS_dup3 => "closes a function before its group leaves the container";
 };
 
-/// The disks' I/O.
+/// The disks' I/O. No thread creates a ring: it could omit the restrictions, which lie in memory. So
+/// [`rings`](crate::sandbox::rings) exist before the filters.
 const DISKS: Calls = calls! {
     SYS_io_uring_enter => "disk I/O; a ring has restrictions of its own";
     SYS_io_uring_register [one_of(1, &[RING_CANCEL])] => "a reset cancels I/O in flight";
@@ -295,8 +295,6 @@ const FILES: Calls = calls! {
     SYS_fcntl [one_of(1, &[
         bits(F_SETFD), bits(F_SETFL), bits(F_OFD_SETLK), bits(F_GET_SEALS),
     ])] => "the lock of a disk image; inherited descriptors; the seals of guest RAM";
-    SYS_io_uring_setup => "the ring of a disk";
-    SYS_io_uring_register [one_of(1, &RING_SETUP)] => "the ring's restrictions and eventfd";
 };
 
 /// A connection that exists.

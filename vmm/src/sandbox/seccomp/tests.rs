@@ -9,6 +9,9 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus};
 use std::time::Instant;
 
+use devices::virtio::block::Block;
+use devices::virtio::block::disk::Disk;
+
 use super::table::VCPU_SIGNAL;
 use super::*;
 
@@ -87,7 +90,7 @@ const CLOSED: u64 = 0xffff_ffff;
 #[test]
 fn calls_that_no_thread_makes_end_the_process() {
     let log = c"/tmp/log".as_ptr().addr() as u64;
-    let made: [Made; 38] = [
+    let made: [Made; 43] = [
         ("ptrace", libc::SYS_ptrace, NONE),
         ("process_vm_readv", libc::SYS_process_vm_readv, NONE),
         ("pidfd_open", libc::SYS_pidfd_open, [1, 0, 0]),
@@ -147,6 +150,16 @@ fn calls_that_no_thread_makes_end_the_process() {
             libc::SYS_sendmsg,
             [CLOSED, 0, 0x2000_0000],
         ),
+        // A ring without restrictions bypasses the filters.
+        ("io_uring_setup", libc::SYS_io_uring_setup, [4, log, 0]),
+        ("its eventfd", libc::SYS_io_uring_register, [CLOSED, 4, 0]),
+        ("restrictions", libc::SYS_io_uring_register, [CLOSED, 11, 0]),
+        ("their start", libc::SYS_io_uring_register, [CLOSED, 12, 0]),
+        (
+            "a registered ring",
+            libc::SYS_io_uring_register,
+            [CLOSED, 1 << 31 | 24, 0],
+        ),
     ];
     for made in made {
         assert_denied(Thread::Vmm, made);
@@ -165,7 +178,6 @@ fn a_thread_may_not_do_the_work_of_another() {
     ] {
         assert_denied(thread, ("execve", libc::SYS_execve, NONE));
         assert_denied(thread, ("capset", libc::SYS_capset, NONE));
-        assert_denied(thread, ("io_uring_setup", libc::SYS_io_uring_setup, NONE));
         assert_denied(thread, ("socket", libc::SYS_socket, [1, 1, 0]));
         assert_denied(thread, ("connect", libc::SYS_connect, NONE));
         assert_denied(thread, ("bind", libc::SYS_bind, NONE));
@@ -357,7 +369,15 @@ fn a_program_with_a_call_that_this_one_lacks_is_found() {
     assert!(ours.contains("ioctl 1=0xae80"), "KVM_RUN");
     assert_eq!(denied(&ours, ours.iter().map(String::as_str)), None);
     assert_eq!(denied(&ours, ["openat 2=0x80000"].into_iter()), None);
-    for more in ["ptrace", "ioctl 1=0x5412", "ioctl", "socket 0=0x11"] {
+    for more in [
+        "ptrace",
+        "ioctl 1=0x5412",
+        "ioctl",
+        "socket 0=0x11",
+        // Of a version that creates rings under its filters.
+        "io_uring_setup",
+        "io_uring_register 1=0xb",
+    ] {
         let calls = ours.iter().map(String::as_str).chain([more]);
         assert_eq!(denied(&ours, calls), Some(more));
     }
@@ -399,6 +419,7 @@ fn filtered() {
     let Ok(work) = std::env::var(WORK) else {
         return;
     };
+    crate::sandbox::rings::reserve();
     install(Mode::On, false).unwrap();
     match work.as_str() {
         "threads" => {
@@ -424,6 +445,18 @@ fn filtered() {
             let child = command.stdout(std::process::Stdio::piped()).spawn();
             assert!(child.unwrap().wait().unwrap().success());
         }),
+        "disk" => {
+            let layout = crate::layout::Layout::new(16 << 20, 40).unwrap();
+            let ram = crate::memory::GuestRam::new(&layout, None).unwrap();
+            let memory = std::sync::Arc::new(ram.memory().clone());
+            within(Thread::ApiWorker, move || {
+                let path = std::env::temp_dir().join(format!("filtered-{}", std::process::id()));
+                std::fs::write(&path, [0; 512]).unwrap();
+                let disk = Disk::open(&path, false).unwrap();
+                Block::new(disk, "disk", memory).unwrap();
+                std::fs::remove_file(&path).unwrap();
+            });
+        }
         "names" => within(Thread::Migration, || {
             let _ = ("localhost", 7444).to_socket_addrs();
         }),
@@ -453,7 +486,7 @@ fn within(thread: Thread, work: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn a_process_under_filters_works() {
-    for work in ["threads", "program", "names", "log"] {
+    for work in ["threads", "program", "disk", "names", "log"] {
         let (end, text) = run_filtered(work);
         assert!(end.success(), "{work}: {end}\n{text}");
     }

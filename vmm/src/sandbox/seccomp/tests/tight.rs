@@ -51,8 +51,8 @@ const CALLS: [(Thread, &[Thread], &str); 12] = [
     (
         Thread::Failover,
         &[],
-        "epoll_create1 epoll_ctl eventfd2 flock fstatfs fsync ftruncate getdents64 \
-         io_uring_register io_uring_setup ioctl lseek memfd_create mkdirat newfstatat pread64 \
+        "epoll_create1 epoll_ctl eventfd2 flock fstatfs fsync ftruncate getdents64 ioctl \
+         lseek memfd_create mkdirat newfstatat pread64 \
          prlimit64 pwrite64 readlinkat renameat timerfd_create timerfd_settime unlink unlinkat",
     ),
     (
@@ -65,13 +65,12 @@ const CALLS: [(Thread, &[Thread], &str); 12] = [
         Thread::Migration,
         &[Thread::Migrate],
         "clone clone3 connect epoll_create1 epoll_ctl eventfd2 flock fstatfs fsync ftruncate \
-         getdents64 io_uring_register io_uring_setup memfd_create mkdirat newfstatat prlimit64 \
-         readlinkat renameat sendmmsg socket timerfd_create timerfd_settime uname unlink unlinkat",
+         getdents64 memfd_create mkdirat newfstatat prlimit64 readlinkat renameat sendmmsg socket timerfd_create timerfd_settime uname unlink unlinkat",
     ),
     (
         Thread::ApiWorker,
         &[Thread::Migration],
-        "arch_prctl bind execve io_uring_enter kill listen pipe2 set_tid_address wait4",
+        "arch_prctl bind execve io_uring_enter io_uring_register kill listen pipe2 set_tid_address wait4",
     ),
     (Thread::Api, &[Thread::ApiWorker], "epoll_wait"),
     (
