@@ -201,6 +201,46 @@ fn each_thread_has_its_filter_before_and_after_an_upgrade() {
     assert!(guest.power_off().unwrap().success());
 }
 
+/// How many descriptors of io_urings a machine has.
+fn rings(guest: &Guest) -> usize {
+    let links = fs::read_dir(format!("/proc/{}/fd", guest.pid())).unwrap();
+    let links = links.filter_map(|link| fs::read_link(link.unwrap().path()).ok());
+    let ring = Path::new("anon_inode:[io_uring]");
+    links.filter(|link| link == ring).count()
+}
+
+/// No program under the filters can create a ring.
+#[test]
+fn the_rings_of_disks_go_to_another_program_and_back() {
+    require_lab().unwrap();
+    let device = SimDevice::net("upgrade", MAC, 1500).unwrap();
+    let socket = Temporary::new("upgrade.socket");
+    let other = Temporary::program("bellhop-other", &fs::read(bellhop()).unwrap());
+    let images = ["image", "image-more"].map(|name| Temporary::program(name, &[0; 1 << 20]));
+    let (mut guest, client) = start(&device, &socket, "on");
+    assert_eq!(rings(&guest), 4);
+    let plug = |name: &str, image: &Temporary| {
+        let body = json!({ "path": image.0 });
+        let path = format!("/v1/vm/disks/{name}");
+        let answer = client.ask("PUT", &path, Some(&body)).unwrap();
+        assert_eq!(answer.status, 201, "{}", answer.body);
+    };
+    plug("first", &images[0]);
+    // That of a disk has two descriptors.
+    assert_eq!(rings(&guest), 5);
+    let executable = program_of(&guest);
+    ask_upgrade(&client, Path::new(env!("CARGO_BIN_EXE_lab-unable")));
+    continues_as_before(&mut guest, &client, &device, "/nonexistent");
+    assert_eq!((rings(&guest), program_of(&guest)), (5, executable));
+    ask_upgrade(&client, &other.0);
+    wait_upgrade(&guest, &client, |vm| vm["upgrades"] == 1);
+    assert_eq!((rings(&guest), program_of(&guest)), (5, other.0.clone()));
+    plug("more", &images[1]);
+    assert_eq!(rings(&guest), 6);
+    check_traffic(&mut guest, &device);
+    assert!(guest.power_off().unwrap().success());
+}
+
 #[test]
 fn a_program_that_cannot_continue_leaves_the_machine_to_the_present_one() {
     require_lab().unwrap();

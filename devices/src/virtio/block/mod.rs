@@ -117,7 +117,8 @@ impl Block {
     /// 20 printable ASCII characters, different for every disk.
     ///
     /// # Errors
-    /// An invalid `id`, io_uring is not available, or all [`rings`] of a confined process are in use.
+    /// An invalid `id`, io_uring is not available, or all [`rings`] of a confined process are in
+    /// use.
     pub fn new(disk: Disk, id: &str, memory: impl Into<DeviceMemory>) -> Result<Self, Error> {
         let memory = memory.into();
         let mut padded = [0; ID_LEN];

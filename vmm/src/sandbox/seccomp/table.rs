@@ -268,8 +268,8 @@ const OPENS_FUNCTIONS: Calls = calls! {
     SYS_dup3 => "closes a function before its group leaves the container";
 };
 
-/// The disks' I/O. No thread creates a ring: it could omit the restrictions, which lie in memory. So
-/// [`rings`](crate::sandbox::rings) exist before the filters.
+/// The disks' I/O. No thread creates a ring: it could omit the restrictions, which lie in memory.
+/// So [`rings`](crate::sandbox::rings) exist before the filters.
 const DISKS: Calls = calls! {
     SYS_io_uring_enter => "disk I/O; a ring has restrictions of its own";
     SYS_io_uring_register [one_of(1, &[RING_CANCEL])] => "a reset cancels I/O in flight";

@@ -65,12 +65,14 @@ const CALLS: [(Thread, &[Thread], &str); 12] = [
         Thread::Migration,
         &[Thread::Migrate],
         "clone clone3 connect epoll_create1 epoll_ctl eventfd2 flock fstatfs fsync ftruncate \
-         getdents64 memfd_create mkdirat newfstatat prlimit64 readlinkat renameat sendmmsg socket timerfd_create timerfd_settime uname unlink unlinkat",
+         getdents64 memfd_create mkdirat newfstatat prlimit64 readlinkat renameat \
+         sendmmsg socket timerfd_create timerfd_settime uname unlink unlinkat",
     ),
     (
         Thread::ApiWorker,
         &[Thread::Migration],
-        "arch_prctl bind execve io_uring_enter io_uring_register kill listen pipe2 set_tid_address wait4",
+        "arch_prctl bind execve io_uring_enter io_uring_register kill listen pipe2 \
+         set_tid_address wait4",
     ),
     (Thread::Api, &[Thread::ApiWorker], "epoll_wait"),
     (
