@@ -1,5 +1,5 @@
-//! Stands for a version of Bellhop that reads each state, and fails once it has a VM. No script can:
-//! the system call filters of a VM allow no dynamic linker.
+//! Stands for a version of Bellhop that reads each state, and fails once it has a VM. No script
+//! can: the system call filters of a VM allow no dynamic linker.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;

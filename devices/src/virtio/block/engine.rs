@@ -1,8 +1,8 @@
 //! Disk I/O between an image and guest memory, through io_uring.
 //!
 //! Owns the image, and every operation in flight with the vectors that the kernel reads. It has a
-//! ring of `rings`, and returns it when nothing is in flight. It must not know virtio rings or status
-//! bytes. All `unsafe` of the block device that concerns guest memory is here.
+//! ring of `rings`, and returns it when nothing is in flight. It must not know virtio rings or
+//! status bytes. All `unsafe` of the block device that concerns guest memory is here.
 //!
 //! ```text
 //!   free slot --start--> queued --submit--> with the kernel --reap--> free slot

@@ -235,8 +235,8 @@ impl RingFiles {
     /// The ring cannot be mapped, or an operation of its former engine is left.
     ///
     /// # Safety
-    /// [`RingFiles::parameters`] of that program returned `parameters` for `ring`. They say what lies
-    /// where in the ring, and cannot be checked.
+    /// [`RingFiles::parameters`] of that program returned `parameters` for `ring`. They describe
+    /// its layout, which cannot be checked.
     pub unsafe fn inherited(
         ring: OwnedFd,
         completed: OwnedFd,

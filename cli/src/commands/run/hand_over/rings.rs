@@ -1,7 +1,7 @@
 //! The rings of disks that survive an `execve`. The next program inherits the filters, so it can
 //! create none.
 //!
-//! Owns the variable that names the descriptors. It must not know what a ring is.
+//! Owns the variable that names the descriptors. It must not know the contents of a ring.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
@@ -67,8 +67,8 @@ fn parse(text: &str) -> Option<(ParameterBytes, Vec<[RawFd; 2]>)> {
     Some((parameters, numbers.collect::<Option<_>>()?))
 }
 
-/// Takes over the rings of the former program, if it has passed any. Returns whether it takes them
-/// back.
+/// Takes over the rings of the former program. Returns `false` if it has passed none, and needs
+/// none if it gets the VM again.
 pub(super) fn take(own: impl Fn(RawFd) -> Result<OwnedFd, Error>) -> Result<bool, Error> {
     let Some(value) = std::env::var_os(VARIABLE) else {
         return Ok(false);
