@@ -14,8 +14,11 @@ const PCI: &str = "/sys/bus/pci/devices";
 const CONTAINER: &str = "/dev/vfio/vfio";
 /// The file of IOMMU mappings that VMs prefer, on hosts that have it.
 const IOMMUFD: &str = "/dev/iommu";
-/// Whether VFIO works without interrupt remapping.
-const UNSAFE: &str = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
+/// Whether VFIO works without interrupt remapping, by [`IOMMUFD`] and by [`CONTAINER`].
+const UNSAFE: [&str; 2] = [
+    "/sys/module/iommufd/parameters/allow_unsafe_interrupts",
+    "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts",
+];
 /// Drivers that do not use the memory of their function.
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 /// The most functions that are listed.
@@ -44,14 +47,15 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     };
     let mut findings = vec![container(host, !functions.is_empty())];
     findings.extend(iommufd(host));
-    let unsafe_interrupts = host.text(UNSAFE).is_ok_and(|text| text == "Y");
-    if unsafe_interrupts {
-        let found = "on: a guest with a function can send any interrupt to this host";
-        findings.push(
-            Finding::warning("allow_unsafe_interrupts", found)
-                .mend("enable interrupt remapping in the firmware setup")
-                .mend(format!("echo N >{UNSAFE}")),
-        );
+    for parameter in UNSAFE {
+        if host.text(parameter).is_ok_and(|text| text == "Y") {
+            let found = "on: a guest with a function can send any interrupt to this host";
+            findings.push(
+                Finding::warning("allow_unsafe_interrupts", found)
+                    .mend("enable interrupt remapping in the firmware setup")
+                    .mend(format!("echo N >{parameter}")),
+            );
+        }
     }
     findings.extend(first(&functions, SHOWN_MAX, "functions", |address| {
         describe(host, address)
@@ -160,10 +164,8 @@ mod tests {
         assert_eq!(none.state, State::Missing);
         assert!(none.remedy[1].contains("intel_iommu=on"), "{none:?}");
 
-        tree.file(CONTAINER, "").file(UNSAFE, "Y\n");
-        let findings = check(&tree.host());
-        assert_eq!(findings[0].state, State::Ok);
-        assert_eq!(findings[1].state, State::Warning);
+        tree.file(CONTAINER, "");
+        assert_eq!(check(&tree.host())[0].state, State::Ok);
         tree.file(IOMMUFD, "");
         let iommufd = |finding: &&Finding| finding.name == IOMMUFD;
         assert_eq!(check(&tree.host()).iter().find(iommufd), None);
@@ -172,5 +174,26 @@ mod tests {
         let found = findings.iter().find(iommufd).unwrap();
         assert_eq!(found.state, State::Warning);
         assert!(found.remedy[1].contains("iommufd=off"), "{found:?}");
+    }
+
+    #[test]
+    fn unsafe_interrupts_are_found_on_both_paths() {
+        let tree = Tree::new();
+        for (parameter, text) in UNSAFE.into_iter().zip(["N\n", "Y\n"]) {
+            tree.file(parameter, text);
+        }
+        let warnings = || {
+            let mut findings = check(&tree.host());
+            findings.retain(|finding| finding.name == "allow_unsafe_interrupts");
+            assert!(findings.iter().all(|one| one.state == State::Warning));
+            findings
+                .into_iter()
+                .map(|mut one| one.remedy.pop().unwrap())
+                .collect::<Vec<_>>()
+        };
+        let [iommufd, type1] = UNSAFE.map(|parameter| format!("echo N >{parameter}"));
+        assert_eq!(warnings(), [type1.as_str()]);
+        tree.file(UNSAFE[0], "Y\n");
+        assert_eq!(warnings(), [iommufd, type1]);
     }
 }
