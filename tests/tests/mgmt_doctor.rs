@@ -72,6 +72,10 @@ fn the_lab_host_is_fit() {
         ("modules", "vdpa_sim_net"),
         ("modules", "vduse"),
         ("modules", "tun"),
+        ("swnic", "VDUSE API"),
+        ("swnic", "UDP segmentation"),
+        ("swnic", "AF_XDP"),
+        ("swnic", "suspend"),
         ("rights", "CAP_NET_ADMIN"),
         ("rights", "network namespace"),
     ] {
@@ -87,6 +91,7 @@ fn the_lab_host_is_fit() {
         "found",
         "IOTLB entries",
     );
+    has(finding(&report, "swnic", "VDUSE API"), "found", "version 0");
     let device = finding(&report, "devices", net.name());
     assert_eq!(device["state"], "ok");
     has(device, "found", net.path().to_str().unwrap());

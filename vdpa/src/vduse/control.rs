@@ -55,6 +55,18 @@ impl Control {
         Ok(Self(handle))
     }
 
+    /// The API version that the kernel reports at this control file. Changes nothing.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or is not that of VDUSE.
+    pub fn api_version(path: &Path) -> io::Result<u64> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let handle = Handle {
+            file: Some(Arc::new(file)),
+        };
+        handle.read(uapi::get_api_version(), 0)
+    }
+
     /// Creates the device `name` and opens it. The vDPA device does not exist yet.
     ///
     /// # Errors

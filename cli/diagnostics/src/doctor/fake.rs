@@ -1,8 +1,9 @@
 //! Fake hosts for tests: a tree of files in a temporary directory.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
@@ -67,26 +68,32 @@ impl Tree {
         .unwrap();
     }
 
-    /// The host; a device opens if its file exists.
+    /// The host; a device opens if its file exists. The control file of VDUSE has its version.
     pub(super) fn host(&self) -> Host {
-        Host::fake(&self.0, |path| {
+        let open = |path: &Path| {
             if path.exists() {
                 Ok(())
             } else {
                 Err(Errno::NOENT)
             }
+        };
+        Host::fake(&self.0, open, |path| {
+            let text = fs::read_to_string(path).unwrap();
+            let number = text.parse();
+            number.map_err(|_| io::Error::other("VDUSE has no version"))
         })
     }
 
     /// The host for a user without permissions.
     pub(super) fn host_without_rights(&self) -> Host {
-        Host::fake(&self.0, |path| {
+        let open = |path: &Path| {
             if path.exists() {
                 Err(Errno::ACCESS)
             } else {
                 Err(Errno::NOENT)
             }
-        })
+        };
+        Host::fake(&self.0, open, |_| panic!("no rights"))
     }
 }
 

@@ -13,6 +13,7 @@ use std::str::FromStr;
 use rustix::fs::{Access, Mode, OFlags};
 use rustix::io::Errno;
 use vdpa::device::holder::{self, Holder};
+use vdpa::vduse::Control;
 
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::groups;
@@ -67,6 +68,9 @@ impl std::fmt::Display for Owner {
 /// Queries the system about a device file.
 type Ask = fn(&Path) -> Result<(), Errno>;
 
+/// Asks the control file of VDUSE for the API version.
+type AskVersion = fn(&Path) -> io::Result<u64>;
+
 /// A host.
 #[derive(Debug)]
 pub struct Host {
@@ -75,6 +79,7 @@ pub struct Host {
     is_this: bool,
     open: Ask,
     may_open: Ask,
+    vduse_version: AskVersion,
 }
 
 fn open_for_both(path: &Path) -> Result<(), Errno> {
@@ -95,17 +100,19 @@ impl Host {
             is_this: true,
             open: open_for_both,
             may_open: may_open_for_both,
+            vduse_version: Control::api_version,
         }
     }
 
-    /// A fake host below `root`, whose devices answer as `devices` does.
+    /// A fake host below `root`, whose devices answer as `devices` and `vduse_version` do.
     #[cfg(test)]
-    pub(super) fn fake(root: &Path, devices: Ask) -> Self {
+    pub(super) fn fake(root: &Path, devices: Ask, vduse_version: AskVersion) -> Self {
         Self {
             root: root.to_owned(),
             is_this: false,
             open: devices,
             may_open: devices,
+            vduse_version,
         }
     }
 
@@ -246,6 +253,11 @@ impl Host {
     /// without opening.
     pub(crate) fn may_open(&self, path: &str) -> Result<(), Errno> {
         (self.may_open)(&self.path(path))
+    }
+
+    /// The API version of the kernel's VDUSE, by its control file.
+    pub(crate) fn vduse_version(&self, path: &str) -> io::Result<u64> {
+        (self.vduse_version)(&self.path(path))
     }
 
     /// Visible processes that have the device with this number, `major:minor`, open.

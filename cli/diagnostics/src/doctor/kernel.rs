@@ -55,13 +55,10 @@ fn release(modules: &Modules<'_>) -> Finding {
         Ok(release) => release,
         Err(why) => return Finding::unread("release", why),
     };
-    let mut numbers = release
-        .split(|c: char| !c.is_ascii_digit())
-        .map(str::parse::<u32>);
-    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+    let Some(version) = modules.version() else {
         return Finding::unknown("release", format!("cannot parse the release {release}"));
     };
-    if (major, minor) >= OLDEST {
+    if version >= OLDEST {
         return Finding::ok("release", format!("Linux {release}"));
     }
     let (major, minor) = OLDEST;

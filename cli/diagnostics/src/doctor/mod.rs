@@ -22,6 +22,7 @@ mod next;
 mod nics;
 mod numa;
 mod rights;
+mod software;
 mod text;
 mod vfio;
 
@@ -36,10 +37,11 @@ pub use text::{COLUMNS, table, text};
 type Look = fn(&Host) -> Vec<Finding>;
 
 /// All checks, each with the name of its group, in the order of the report.
-const CHECKS: [(&str, Look); 13] = [
+const CHECKS: [(&str, Look); 14] = [
     ("kvm", kvm::check),
     ("kernel", kernel::check),
     ("modules", modules::check),
+    ("swnic", software::check),
     ("iommu", iommu::check),
     ("nics", nics::check),
     ("devices", devices::check),

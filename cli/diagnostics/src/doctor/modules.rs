@@ -107,6 +107,14 @@ impl<'a> Modules<'a> {
         }
     }
 
+    /// The first two numbers of the release.
+    pub(super) fn version(&self) -> Option<(u32, u32)> {
+        let release = self.release.as_deref().ok()?;
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+        let mut next = || numbers.next()?.parse().ok();
+        Some((next()?, next()?))
+    }
+
     /// The state of a module.
     pub(super) fn presence(&self, module: Module) -> Presence {
         // Built-in parts with parameters have a directory there, too; only real modules have this
