@@ -574,4 +574,26 @@ mod tests {
         assert!(parent(root.as_fd(), Path::new("/link/passwd")).is_err());
         fs::remove_dir_all(&directory).unwrap();
     }
+
+    #[test]
+    fn a_link_in_the_place_of_a_device_is_replaced_and_not_followed() {
+        let directory = std::env::temp_dir().join(format!("jail-link-{}", std::process::id()));
+        let jail = directory.join("jail");
+        fs::create_dir_all(&jail).unwrap();
+        let target = directory.join("target");
+        fs::write(&target, "foreign").unwrap();
+        std::os::unix::fs::symlink(&target, jail.join("link")).unwrap();
+        let former = fs::metadata(&target).unwrap();
+        let root = rustix::fs::open(&jail, DIRECTORY, Mode::empty()).unwrap();
+        // Every user may create the device 0:0.
+        let source = Source::Device(0, FileType::CharacterDevice);
+        let user = rustix::process::getuid().as_raw();
+        let placed = place(root.as_fd(), Path::new("/link"), source, user);
+        let node = fs::symlink_metadata(jail.join("link")).unwrap();
+        assert!(node.file_type().is_char_device(), "{placed:?}");
+        assert_eq!(fs::read_to_string(&target).unwrap(), "foreign");
+        let ctime = |file: &fs::Metadata| (file.ctime(), file.ctime_nsec());
+        assert_eq!(ctime(&fs::metadata(&target).unwrap()), ctime(&former));
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }
