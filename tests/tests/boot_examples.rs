@@ -71,7 +71,8 @@ fn a_machine_is_run_and_commanded() {
 }
 
 /// The quick start on a machine without a NIC, with the modules of Debian's kernel. The guest has
-/// the lab's ramdisk, because the lab host has none.
+/// the lab's ramdisk, because the lab host has none. Its user types the lines of the quick start
+/// until the host has answered. That ramdisk's shell powers off when it exits.
 #[test]
 fn a_guest_runs_on_a_host_without_hardware() {
     require_lab().unwrap();
@@ -88,9 +89,28 @@ fn a_guest_runs_on_a_host_without_hardware() {
         ("/boot/vmlinuz-$(uname -r)", kernel.as_str()),
         ("/boot/initrd.img-$(uname -r)", ramdisk.as_str()),
     ];
-    let said = desk.run(Place::Software, &words, "ip link del br0");
+    let document = include_str!("../../docs/quickstart.md");
+    let lines = document.lines();
+    let mut typed: Vec<&str> = lines
+        .filter_map(|line| line.strip_prefix("(initramfs) "))
+        .collect();
+    assert_eq!(typed.pop(), Some("poweroff -f"));
+    assert!(typed.last().unwrap().starts_with("ping "), "{typed:?}");
+    let typed = typed.join("\n") + "\n";
+    let reply = "3 packets transmitted, 3 packets received, 0% packet loss";
+    assert!(document.lines().any(|line| line == reply));
+    let user = move |said: &str| {
+        if said.contains(reply) {
+            "exit\n".to_owned()
+        } else {
+            typed.clone()
+        }
+    };
+    let afterwards = "ip link del br0";
+    let said = desk.run_with_user(Place::Software, &words, afterwards, user);
     for part in [
         "from=software, because no port of br0 is a NIC",
+        reply,
         "reboot: Power down",
     ] {
         assert!(said.contains(part), "no {part:?}");

@@ -82,6 +82,7 @@ const PLACES: &[(&str, &[Place])] = &[
     ("bellhop dev ", &[Place::Sim]),
     ("modprobe -a vduse ", &[Place::Software]),
     ("ip link ", &[Place::Software]),
+    ("ip addr ", &[Place::Software]),
     ("bellhop run --kernel /boot/", &[Place::Software]),
     ("bellhop run ", &[Place::Sim]),
     ("bellhop serve ", &[Place::Sim]),
@@ -196,6 +197,19 @@ impl Desk {
     /// user exits each guest at once. Returns the script's output.
     #[track_caller]
     pub(crate) fn run(&self, place: Place, words: &[(&str, &str)], afterwards: &str) -> String {
+        self.run_with_user(place, words, afterwards, |_| "exit\n".to_owned())
+    }
+
+    /// As [`Desk::run`]. Once a second, `user` gets the output so far, and returns what the user
+    /// types at the console.
+    #[track_caller]
+    pub(crate) fn run_with_user(
+        &self,
+        place: Place,
+        words: &[(&str, &str)],
+        afterwards: &str,
+        user: impl Fn(&str) -> String + Send + 'static,
+    ) -> String {
         let mut script = String::from("set -e\n");
         let mut current = "";
         for Example { document, command } in examples() {
@@ -244,10 +258,12 @@ impl Desk {
         let mut console = child.stdin.take().unwrap();
         let over = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&over);
-        let leaver = std::thread::spawn(move || {
+        let output = heard.clone();
+        let typist = std::thread::spawn(move || {
             // Before the guest's shell runs, no process reads this; after its end the socket is
             // gone.
-            while !seen.load(Ordering::Relaxed) && console.write_all(b"exit\n").is_ok() {
+            let typed = || user(&String::from_utf8_lossy(&fs::read(&output).unwrap()));
+            while !seen.load(Ordering::Relaxed) && console.write_all(typed().as_bytes()).is_ok() {
                 std::thread::sleep(Duration::from_secs(1));
             }
         });
@@ -265,7 +281,7 @@ impl Desk {
             }
         };
         over.store(true, Ordering::Relaxed);
-        leaver.join().unwrap();
+        typist.join().unwrap();
         let said = String::from_utf8_lossy(&fs::read(heard).unwrap()).into_owned();
         println!("{said}");
         // The script announces each document, so the last heading names the one that failed.

@@ -6,7 +6,6 @@ use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, finit_module};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use std::fs::File;
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -107,8 +106,7 @@ pub(crate) fn shell() -> Result<()> {
         .env("PATH", "/bin")
         .env("HOME", "/root")
         .env("PS1", "guest# ")
-        .current_dir("/root")
-        .process_group(0);
+        .current_dir("/root");
     if let Some(console) = real_console() {
         let open = || File::options().read(true).write(true).open(&console);
         let failed = || Error::file("open", console.clone());
