@@ -57,6 +57,25 @@ pub fn processes(name: &str) -> Result<[Pid; 2]> {
     Ok([server, worker])
 }
 
+/// Waits until another worker than this one serves a NIC, in its sandbox.
+///
+/// # Errors
+/// [`Error::Invalid`] if it does not get one.
+pub fn await_other_worker(name: &str, than: Pid) -> Result<()> {
+    let begin = Instant::now();
+    let serves = |worker: Pid| {
+        let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
+        worker != than && status.is_ok_and(|status| status.contains("Seccomp:\t2"))
+    };
+    while !processes(name).is_ok_and(|[_, worker]| serves(worker)) {
+        if begin.elapsed() > LIMIT {
+            return Err(Error::invalid(name, "no other worker follows"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
 impl Swnic {
     /// Starts it, and waits for its device.
     ///
@@ -154,23 +173,12 @@ impl Swnic {
         Ok(times.into_values().collect())
     }
 
-    /// Waits until another worker than this one serves the NIC, in its sandbox.
+    /// As the function [`await_other_worker`].
     ///
     /// # Errors
     /// [`Error::Invalid`] if it does not get one.
     pub fn await_other_worker(&self, than: Pid) -> Result<()> {
-        let begin = Instant::now();
-        let serves = |worker: Pid| {
-            let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
-            worker != than && status.is_ok_and(|status| status.contains("Seccomp:\t2"))
-        };
-        while !self.processes().is_ok_and(|[_, worker]| serves(worker)) {
-            if begin.elapsed() > LIMIT {
-                return Err(Error::invalid(&self.name, "no other worker follows"));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
+        await_other_worker(&self.name, than)
     }
 
     /// A statistic of its tap, such as `rx_packets`: `rx` is what the guest has sent.

@@ -200,6 +200,19 @@ fn a_vm_gets_a_nic_of_its_own_on_a_bridge() {
         window: 8,
     };
     exchange_between(&mut guest, &mut peer, mac, frames).unwrap();
+    // The process that serves the NIC is replaced if it is killed, and continued if it is stopped.
+    let [server, worker] = swnic::processes(&own).unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    swnic::await_other_worker(&own, worker).unwrap();
+    exchange_between(&mut guest, &mut peer, mac, frames).unwrap();
+    let [server, worker] = swnic::processes(&own).unwrap();
+    kill_process(server, Signal::STOP).unwrap();
+    // It cannot start another one while it is stopped.
+    kill_process(worker, Signal::KILL).unwrap();
+    swnic::await_other_worker(&own, worker).unwrap();
+    exchange_between(&mut guest, &mut peer, mac, frames).unwrap();
+    let said = guest.console();
+    assert!(said.contains("repaired the NIC"), "{said}");
     for guest in [guest, peer] {
         assert_eq!(guest.power_off().unwrap().code(), Some(0));
     }

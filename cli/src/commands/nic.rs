@@ -1,5 +1,6 @@
 //! `bellhop nic`: creates a vDPA device for a guest from a NIC in one command, and deletes it.
 
+pub(crate) mod keep;
 mod list;
 mod make;
 mod of_vm;

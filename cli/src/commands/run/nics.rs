@@ -6,6 +6,8 @@
 //! ```
 //! A record of each NIC is in the same place as those of `bellhop nic create`. So after `kill -9`,
 //! `bellhop nic list` shows a NIC that is left, and `bellhop nic delete` deletes it.
+//!
+//! While it waits, the first process repairs software NICs, as a daemon does for those of its VMs.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -23,10 +25,12 @@ use vdpa_mgmt::link::VlanId;
 use vdpa_mgmt::nic::{NicRequest, Nics, PortQueue, SOFTWARE, Store};
 use vmm::config::{FeatureMask, MacAddress, from_key_value};
 
+use crate::commands::nic::keep::Keeper;
 use crate::commands::nic::watch::Watch;
 use crate::signals::StopSignals;
 
-/// A signal that arrives just before a wait is passed on after it.
+/// The interval of checks of the NICs. A signal that arrives just before a wait is passed on after
+/// it.
 const PERIOD: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -96,18 +100,23 @@ fn owner() -> String {
 
 /// Runs the VM in another process, on NICs that exist as long as it.
 pub(super) fn run(wanted: &[NewNic]) -> Result<Code, Error> {
+    let nics = Nics::open()?;
     let mut watch = Watch::start(Store::open_default()?.lock()?)?;
-    let created = create(wanted, &mut watch);
+    let created = create(&nics, wanted, &mut watch);
     let signals = watch.release();
-    let ended = created.and_then(|devices| wait(start(&devices)?, &signals));
+    let ended = created.and_then(|(devices, keepers)| wait(start(&devices)?, keepers, &signals));
     delete();
     ended
 }
 
-/// Creates the NICs; returns the options of `--vdpa` for them.
-fn create(wanted: &[NewNic], watch: &mut Watch) -> Result<Vec<String>, Error> {
-    let nics = Nics::open()?;
+/// Creates the NICs. Returns the options of `--vdpa` for them, and a keeper of each software NIC.
+fn create<'a>(
+    nics: &'a Nics,
+    wanted: &[NewNic],
+    watch: &mut Watch,
+) -> Result<(Vec<String>, Vec<Keeper<'a>>), Error> {
     let mut devices = Vec::new();
+    let mut keepers = Vec::new();
     for (index, wanted) in wanted.iter().enumerate() {
         let name = format!("run{}n{index}", std::process::id());
         let mut request = wanted.request(&name)?;
@@ -127,8 +136,11 @@ fn create(wanted: &[NewNic], watch: &mut Watch) -> Result<Vec<String>, Error> {
         let nic = nics.make(&request, &others, watch)?;
         let path = nics.character_device(&nic)?;
         devices.push(format!("path={},id={id}", path.display()));
+        if nic.is_software() {
+            keepers.push(Keeper::new(nics, nic));
+        }
     }
-    Ok(devices)
+    Ok((devices, keepers))
 }
 
 /// Starts the process of the VM. It ends if this one does.
@@ -157,8 +169,12 @@ fn start(devices: &[String]) -> Result<Child, Error> {
         .map_err(Error::context("cannot start the process of the VM"))
 }
 
-/// Waits for the end of the VM, and passes on a signal to stop.
-fn wait(mut child: Child, signals: &StopSignals) -> Result<Code, Error> {
+/// Waits for the end of the VM, repairs its NICs, and passes on a signal to stop.
+fn wait(
+    mut child: Child,
+    mut keepers: Vec<Keeper<'_>>,
+    signals: &StopSignals,
+) -> Result<Code, Error> {
     let failed = "cannot wait for the process of the VM";
     let pid = Pid::from_child(&child);
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(Error::context(failed))?;
@@ -172,12 +188,25 @@ fn wait(mut child: Child, signals: &StopSignals) -> Result<Code, Error> {
             // It may have ended meanwhile.
             let _ = pidfd_send_signal(&pidfd, Signal::TERM);
         }
+        // Also after a signal: the guest may need its NIC to stop, and the kernel waits for the
+        // NIC's process when the VM closes the device.
+        keepers.retain_mut(is_kept);
         let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
         match poll(&mut ended, Some(&PERIOD)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Error::context(failed)(error)),
         }
     }
+}
+
+/// Repairs a NIC if necessary. Returns whether it still exists.
+fn is_kept(keeper: &mut Keeper<'_>) -> bool {
+    let looked = keeper.look();
+    if let Err(error) = &looked {
+        let error: &dyn std::error::Error = error;
+        tracing::error!(error, "a NIC of the VM is not repaired any more");
+    }
+    matches!(looked, Ok(Some(_)))
 }
 
 /// Deletes the NICs of this process. A failure is logged: the VM has ended.
