@@ -17,6 +17,7 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::node::{Node, small, until};
 use lab::sim::require_lab;
 use lab::vmm_process::cost;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Read as _;
@@ -662,4 +663,49 @@ fn a_disk_is_plugged_and_unplugged_many_times() {
     assert!(growth.iter().sum::<u64>() <= GROWTH, "{own:?}");
     scene.power_off();
     is_free(&image);
+}
+
+#[test]
+fn a_vm_without_free_descriptors_refuses_a_disk_and_continues() {
+    require_lab().unwrap();
+    let image = Image::new("emfile");
+    let mut scene = Scene::start("emfile", "", &[]);
+    let before = scene.descriptors();
+    let pid = Pid::from_raw(scene.guest.pid().try_into().unwrap()).unwrap();
+    let numbers = std::fs::read_dir(format!("/proc/{}/fd", scene.guest.pid())).unwrap();
+    let numbers = numbers.map(|entry| entry.unwrap().file_name());
+    let highest = numbers.map(|name| name.to_str().unwrap().parse::<u64>().unwrap());
+    // One more is for the request's connection.
+    let mut limit = highest.max().unwrap() + 2;
+    let set = |limit| {
+        let limits = Rlimit {
+            current: Some(limit),
+            maximum: Some(4096),
+        };
+        prlimit(Some(pid), Resource::Nofile, limits).unwrap()
+    };
+    let former = set(limit);
+    let mut refusals = 0;
+    loop {
+        let path = "/v1/vm/disks/more";
+        let answer = scene.client.ask("PUT", path, Some(&image.wanted()));
+        let answer = answer.unwrap();
+        if answer.status == 201 {
+            break;
+        }
+        let text = answer.body.to_string();
+        assert!(text.contains("Too many open files"), "{text}");
+        assert_eq!(scene.descriptors(), before, "{text}");
+        is_free(&image);
+        refusals += 1;
+        limit += 1;
+        set(limit);
+    }
+    assert!(refusals > 0);
+    prlimit(Some(pid), Resource::Nofile, former).unwrap();
+    scene.wait_disks(&["more"]);
+    scene.delete("more");
+    scene.wait_gone("more");
+    assert_eq!(scene.descriptors(), before);
+    scene.power_off();
 }
