@@ -22,8 +22,8 @@ use crate::pci::Msix;
 #[derive(Debug)]
 pub(super) struct Interrupts {
     allocated: usize,
-    /// The number that the host refused last, while fewer are connected. A driver that unmasks in
-    /// its handler would else reconnect them for ever.
+    /// The number that the host refused last, while fewer are connected. Otherwise a driver that
+    /// unmasks in its handler would make this process reconnect them without end.
     refused: usize,
     resizable: bool,
 }

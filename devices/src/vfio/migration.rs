@@ -389,8 +389,8 @@ impl VfioPciDevice {
     }
 
     /// Bytes of early data that were read so far.
-    #[must_use]
-    pub fn early(&self) -> u64 {
+    #[cfg(test)]
+    fn early(&self) -> u64 {
         self.state.lock().transfer.given.unwrap_or(0)
     }
 

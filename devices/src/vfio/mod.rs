@@ -214,7 +214,8 @@ pub struct FunctionDescription {
     pub connected: u16,
     /// Parts of its BARs.
     pub areas: Vec<MappedArea>,
-    /// Whether it has reported an error or did not resume since its last reset, or that failed.
+    /// Whether it has failed since its last reset: it has reported an error, or a reset or a resume
+    /// has failed.
     pub failed: bool,
     /// Reads and writes of BARs that exited to this process.
     pub trapped: [u64; 2],
@@ -382,7 +383,7 @@ impl VfioPciDevice {
         reported
     }
 
-    /// Whether the device has failed so since its last reset.
+    /// Whether [`VfioPciDevice::take_error`] was true since the device's last reset.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)

@@ -65,8 +65,8 @@ pub struct VfioFunctionInfo {
     pub connected_vectors: u16,
     /// The parts of its BARs that need no exit.
     pub areas: Vec<VfioArea>,
-    /// Whether it has reported an uncorrectable error (PCI Express AER), or could not be resumed,
-    /// since its last reset, or that reset has failed.
+    /// Whether it has failed since its last reset: it has reported an uncorrectable error (PCI
+    /// Express AER), or a reset or a resume has failed.
     pub failed: bool,
     /// Reads of its BARs that exited to this process.
     pub trapped_reads: u64,

@@ -107,10 +107,7 @@ pub(super) fn release(vm: &VmName, former: &FormerDriver) -> Result<(), Error> {
 }
 
 fn not_released(address: Address) -> Error {
-    let seconds = RELEASE_TIME.as_secs();
-    let message = format!(
-        "the kernel does not release {address} from vfio-pci: it has waited for {seconds} s"
-    );
+    let message = format!("the kernel has not released {address} from vfio-pci yet");
     let hint = "a process has it open, and may hide that: end the VM that had it";
     Error::conflict("in_use", message).hint(hint)
 }
