@@ -54,18 +54,15 @@ fn start(nic: &Swnic, processors: u32) -> Guest {
     guest
 }
 
-/// Ends a flood with at most so many lost and doubled frames.
+/// Ends a flood with at most so many lost frames, and none twice.
 #[track_caller]
-fn end_flood(guest: &mut Guest, lost: u64, duplicate: u64) {
+fn end_flood(guest: &mut Guest, lost: u64) {
     let answer = guest.command_within("flood-off", 6 * LIMIT).unwrap();
     println!("{answer}");
     let count = |what: &str| answer[what].as_u64().unwrap();
-    assert_eq!(count("corrupt"), 0, "{answer}");
-    assert!(
-        count("lost") <= lost && count("duplicate") <= duplicate,
-        "{answer}"
-    );
-    assert!(count("rx") > 2 * duplicate, "{answer}");
+    assert_eq!((count("corrupt"), count("duplicate")), (0, 0), "{answer}");
+    assert!(count("lost") <= lost, "{answer}");
+    assert!(count("rx") > 100, "{answer}");
 }
 
 fn negotiated(guest: &Guest, bit: usize) -> bool {
@@ -287,8 +284,8 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     kill_process(worker, Signal::STOP).unwrap();
     packed.await_other_worker(worker).unwrap();
     kills += 1;
-    // A frame in the hands of a killed worker is lost, or sent twice.
-    end_flood(&mut guest, kills, kills);
+    // A killed worker loses at most one frame of each of its queues.
+    end_flood(&mut guest, 2 * kills);
 
     // The process that starts workers is replaced, too. It loses the frames in its tap, and those
     // that the guests send until another one has the tap: at most the window twice.
@@ -296,7 +293,7 @@ fn guests_do_not_notice_that_the_processes_of_their_nics_are_killed() {
     let kills = kill_each([&split, &packed], 3, |[server, _]| server);
     // The guest sends again after two seconds of silence.
     std::thread::sleep(Duration::from_secs(4));
-    end_flood(&mut guest, kills * 2 * 64, kills);
+    end_flood(&mut guest, kills * 2 * 64);
     peer.command("echo-off").unwrap();
 
     // A tap that others delete is created and connected again, also if the bridge is down first.

@@ -131,8 +131,12 @@ pub(crate) struct Arguments {
     own_tap: bool,
 
     /// Serve the device at standard input with the tap or the socket at standard output
-    #[arg(long, hide = true, conflicts_with = "serve")]
+    #[arg(long, hide = true, conflicts_with = "serve", requires = "in_flight")]
     worker: bool,
+
+    /// The descriptor of the in-flight record
+    #[arg(long, hide = true, requires = "worker")]
+    in_flight: Option<RawFd>,
 
     /// The descriptors of the tap's further queues, or of the memory for the socket's frames
     #[arg(long, hide = true, value_delimiter = ',', requires = "worker")]

@@ -2,8 +2,9 @@
 //!
 //! It touches no frame. A worker in a sandbox does, and this process starts another one when the
 //! worker ends, or when it is stopped. The tap stays open here, and the kernel keeps the device. So
-//! the new worker continues where the rings are, and the guest does not notice. At a port each
-//! worker gets a new socket, and the program at the port stays.
+//! the new worker continues where the rings are, and the guest does not notice. The in-flight record,
+//! a file, prevents that it sends a frame again. At a port each worker gets a new socket, and the
+//! program at the port stays.
 //!
 //! Only the worker keeps the device open. The kernel gives a message that a killed worker has read
 //! and not answered to the next one only after the last descriptor is closed.
@@ -44,8 +45,8 @@ const LOG_MAX: u64 = 16 << 20;
 
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let begin = || {
-        let (server, device) = Server::new(arguments)?;
-        let worker = server.start(&device)?;
+        let (server, device, is_new) = Server::new(arguments)?;
+        let worker = server.start(&device, is_new)?;
         Ok((server, worker))
     };
     let (server, worker) = begin().inspect_err(|error: &Error| {
@@ -85,7 +86,7 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    fn new(arguments: &'a Arguments) -> Result<(Self, Device), Error> {
+    fn new(arguments: &'a Arguments) -> Result<(Self, Device, bool), Error> {
         let name = &arguments.name;
         let signals = StopSignals::note().map_err(Error::context("cannot catch signals"))?;
         let lock = ServerLock::take(name).map_err(|error| Error::failed(error.to_string()))?;
@@ -94,7 +95,8 @@ impl<'a> Server<'a> {
         let left = Control::exists(name).then(|| reopen(name));
         let left = left.transpose().map_err(failed)?;
         let mut configuration = arguments.configuration();
-        let end = open(arguments, &mut configuration, left.is_some())?;
+        let is_new = left.is_none();
+        let end = open(arguments, &mut configuration, is_new)?;
         let (created, device) = if let Some(device) = left {
             (control.adopt(name), device)
         } else {
@@ -109,7 +111,7 @@ impl<'a> Server<'a> {
             _created: created,
             lock,
         };
-        Ok((server, device))
+        Ok((server, device, is_new))
     }
 
     fn run(&self, mut worker: Child) -> Result<(), Error> {
@@ -134,12 +136,12 @@ impl<'a> Server<'a> {
                 std::thread::sleep(PAUSE);
             }
             let device = reopen(&self.arguments.name).map_err(failed)?;
-            worker = self.start(&device)?;
+            worker = self.start(&device, false)?;
         }
     }
 
     /// Starts a worker, which alone keeps the device open.
-    fn start(&self, device: &Device) -> Result<Child, Error> {
+    fn start(&self, device: &Device, is_new: bool) -> Result<Child, Error> {
         let failed = "cannot start the worker of the NIC";
         let open = |file: &OwnedFd| file.try_clone().map_err(Error::context(failed));
         let mut words = std::env::args_os().skip(1).collect::<Vec<_>>();
@@ -167,10 +169,15 @@ impl<'a> Server<'a> {
         command.stdout(files.next().map_or_else(Stdio::null, Stdio::from));
         // Until the worker is started, which inherits them under these numbers.
         let further: Vec<_> = files.collect();
-        for file in &further {
+        let in_flight = self.lock.in_flight(is_new);
+        let in_flight = in_flight.map_err(Error::context("cannot open the in-flight record"))?;
+        let mut pass = |option: &str, file: &OwnedFd| {
             rustix::io::fcntl_setfd(file, FdFlags::empty()).map_err(Error::context(failed))?;
-            command.arg("--files").arg(file.as_raw_fd().to_string());
-        }
+            command.arg(option).arg(file.as_raw_fd().to_string());
+            Ok::<(), Error>(())
+        };
+        pass("--in-flight", &in_flight)?;
+        further.iter().try_for_each(|file| pass("--files", file))?;
         let server = rustix::process::getpid();
         // SAFETY: there is no safe way to bind a child to its parent before it runs. The closure
         // runs between fork and exec, and makes two system calls, which are async-signal-safe.
@@ -216,7 +223,7 @@ impl<'a> Server<'a> {
 fn open(
     arguments: &Arguments,
     configuration: &mut Configuration,
-    is_left: bool,
+    is_new: bool,
 ) -> Result<End, Error> {
     if let Some(PortQueue { interface, queue }) = arguments.port() {
         configuration.features &= !OFFLOADS;
@@ -228,7 +235,7 @@ fn open(
     let queues = Tap::open(tap, arguments.queue_pairs).map_err(failed)?;
     if let Some(first) = queues.first() {
         // The question changes the offloads, and a driver has chosen them already.
-        if !is_left {
+        if is_new {
             configuration.features &= !first.missing_features();
         }
         if arguments.own_tap {

@@ -1,13 +1,14 @@
 //! The process that moves the frames of a software NIC, in a sandbox.
 //!
-//! Standard input is the VDUSE device, and standard output the tap or the AF_XDP socket. Further
-//! queues of the tap, and the memory of the socket, are inherited by their numbers. The process
+//! Standard input is the VDUSE device, and standard output the tap or the AF_XDP socket. The
+//! in-flight record, further queues of the tap, and the memory of the socket, are inherited by their
+//! numbers. The process
 //! opens nothing, and has no privileges: a guest that takes it over has these and the memory of its
 //! own VM.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd, RawFd};
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -27,6 +28,8 @@ const USER: u32 = 65534;
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let device = inherited(rustix::stdio::stdin())?;
     let ports = ports(arguments, inherited(rustix::stdio::stdout())?)?;
+    let in_flight = arguments.in_flight.iter().map(further).next();
+    let in_flight = in_flight.ok_or_else(|| Error::failed("the NIC has no in-flight record"))??;
     sandbox::enter_empty(USER).map_err(|error| {
         let message = error.to_string();
         Error::failed(message).because(error)
@@ -34,7 +37,7 @@ pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let stop = eventfd::new().map_err(Error::context("cannot create an eventfd"))?;
     let device = Device::from(File::from(device));
     let configuration = arguments.configuration();
-    let nic = Nic::new(device, ports, &configuration).map_err(failed)?;
+    let nic = Nic::new(device, ports, in_flight, &configuration).map_err(failed)?;
     let confine = || seccomp::confine(Thread::SoftwareNic).map_err(io::Error::other);
     nic.serve(eventfd::descriptor(&stop), &confine)
         .map_err(failed)?;
@@ -43,10 +46,6 @@ pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
 
 /// The host's end, one for each queue pair. All that the filter would refuse is done here.
 fn ports(arguments: &Arguments, first: OwnedFd) -> Result<Vec<Port>, Error> {
-    let further = |&number: &_| {
-        let refused = |cause| Error::failed(format!("the file {number} of the NIC {cause}"));
-        descriptors::own(number).map_err(refused)
-    };
     let further = arguments.files.iter().map(further);
     let further = further.collect::<Result<Vec<OwnedFd>, Error>>()?;
     if arguments.port().is_none() {
@@ -59,6 +58,12 @@ fn ports(arguments: &Arguments, first: OwnedFd) -> Result<Vec<Port>, Error> {
     let mtu = arguments.configuration().mtu;
     let socket = xdp::Socket::inherited(first, umem.as_fd(), mtu).map_err(failed)?;
     Ok(vec![Port::Xdp(Box::new(socket))])
+}
+
+/// A file that is inherited by its number.
+fn further(&number: &RawFd) -> Result<OwnedFd, Error> {
+    let refused = |cause| Error::failed(format!("the file {number} of the NIC {cause}"));
+    descriptors::own(number).map_err(refused)
 }
 
 /// A descriptor of its own for a file that the parent has opened.

@@ -7,12 +7,13 @@
 //!   resume ── SIGCONT through a pidfd ──> a process that was stopped continues
 //! ```
 //! The process outlives its parent. A process that follows a killed one continues with the device
-//! and the tap that are there, so a guest notices nothing. The directory is [`DIRECTORY`]: the lock
-//! and the log of each.
+//! and the tap that are there, so a guest notices nothing. The directory is [`DIRECTORY`]: the lock,
+//! the log and the in-flight record of each.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -21,17 +22,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::fs::{FallocateFlags, FlockOperation, fcntl_lock};
 use rustix::process::{
     Flock, FlockType, Pid, PidfdFlags, Signal, fcntl_getlk, pidfd_open, pidfd_send_signal,
 };
 use serde::{Deserialize, Serialize};
+use vdpa::vduse::nic::IN_FLIGHT_SIZE;
 
 use super::port_queue::PortQueue;
 use crate::connectivity::Connectivity;
 use crate::new_device::check_name;
 
-/// Locks and logs of the processes that serve software NICs.
+/// Locks, logs and in-flight records of the processes that serve software NICs.
 pub const DIRECTORY: &str = "/run/bellhop/swnic";
 /// The word by which a process says that it serves its NIC. Any other text is its error.
 const READY: &str = "ready";
@@ -295,9 +297,9 @@ pub(super) fn stop(name: &str, patience: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the lock and the log of a NIC that is deleted.
+/// Removes the files of a NIC that is deleted.
 pub(super) fn forget(name: &str) {
-    for suffix in ["lock", "log"] {
+    for suffix in ["lock", "log", "in-flight"] {
         if let Ok(path) = file(name, suffix) {
             // It may be gone.
             let _ = fs::remove_file(path);
@@ -308,6 +310,7 @@ pub(super) fn forget(name: &str) {
 /// The lock of the process that serves a NIC, until it ends.
 #[derive(Debug)]
 pub struct ServerLock {
+    name: String,
     /// Its only descriptor: closing another one of this file would release the lock (fcntl(2)).
     _file: File,
 }
@@ -329,9 +332,24 @@ impl ServerLock {
             )),
             locked => {
                 locked?;
-                Ok(Self { _file: file })
+                Ok(Self {
+                    name: name.to_owned(),
+                    _file: file,
+                })
             }
         }
+    }
+
+    /// Opens the in-flight record for a worker ([`IN_FLIGHT_SIZE`]). That of a new NIC is empty.
+    ///
+    /// # Errors
+    /// The directory is full, or cannot be used.
+    pub fn in_flight(&self, is_new: bool) -> io::Result<OwnedFd> {
+        let path = file(&self.name, "in-flight")?;
+        let record = own().read(true).write(true).truncate(is_new).open(path)?;
+        // A worker without the whole file would end with SIGBUS.
+        rustix::fs::fallocate(&record, FallocateFlags::empty(), 0, IN_FLIGHT_SIZE)?;
+        Ok(record.into())
     }
 
     /// Reports to the process that started this one that the NIC is served, and closes the output.

@@ -28,9 +28,10 @@ use super::super::fake::Fake;
 use super::super::message::from_kernel;
 use super::super::{Device, QueueInfo};
 use super::control::Control;
+use super::in_flight::InFlight;
 use super::pair::{NOW, Pair};
 use super::port::Port;
-use super::rig::{GUEST, PAGES, RING_PAGES, Rig, SIZE, frame};
+use super::rig::{GUEST, PAGES, RING_PAGES, Rig, SIZE, frame, in_flight_file};
 use super::shared::Shared;
 use super::tap::Tap;
 use super::{FRAME_MAX, HEADER, OFFERED, OFFLOADS};
@@ -107,6 +108,7 @@ impl Mapping {
 struct World {
     rig: Rig,
     tap: OwnedFd,
+    in_flight: OwnedFd,
     device: Arc<Device>,
     /// The kernel's end of the messages.
     kernel: UnixDatagram,
@@ -182,6 +184,7 @@ impl World {
         });
         Self {
             tap: rig.tap.as_fd().try_clone_to_owned().unwrap(),
+            in_flight: in_flight_file(),
             rig,
             device: Arc::new(device),
             kernel,
@@ -204,7 +207,8 @@ impl World {
         let device = Arc::clone(&self.device);
         let tap = self.tap.try_clone().unwrap();
         let port = Port::Tap(Tap::of(tap.into()));
-        let pair = Pair::new(0, port, if self.polls { 20 } else { 0 }).unwrap();
+        let in_flight = InFlight::new(self.in_flight.as_fd(), 0).unwrap();
+        let pair = Pair::new(0, port, in_flight, if self.polls { 20 } else { 0 }).unwrap();
         let epoll = pair.epoll().unwrap();
         let pairs = [Shared::new(pair, epoll)];
         let mut process = Process {

@@ -24,6 +24,8 @@ mod features;
     reason = "code of tests, which fuzz targets use"
 )]
 mod fuzz;
+mod in_flight;
+mod mapping;
 mod pair;
 mod poll;
 mod port;
@@ -44,6 +46,7 @@ pub mod xdp;
 pub use self::features::{Configuration, OFFERED, OFFLOADS, PACKED, PAIRS_MAX};
 #[cfg(any(test, feature = "fuzz"))]
 pub use self::fuzz::serve_anything;
+pub use self::in_flight::IN_FLIGHT_SIZE;
 pub use self::port::Port;
 pub use self::serve::Nic;
 pub use self::tap::Tap;

@@ -20,6 +20,7 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::{Device, QueueInfo};
+use super::in_flight::InFlight;
 use super::poll::Poll;
 use super::port::Port;
 use super::receive::{Fault, Receive};
@@ -115,7 +116,12 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    pub(super) fn new(number: u32, port: Port, poll_percent: u8) -> Result<Self, Error> {
+    pub(super) fn new(
+        number: u32,
+        port: Port,
+        in_flight: InFlight,
+        poll_percent: u8,
+    ) -> Result<Self, Error> {
         Ok(Self {
             first: number.saturating_mul(2),
             port,
@@ -124,7 +130,7 @@ impl Pair {
             features: None,
             queues: [Queue::new()?, Queue::new()?],
             receive: Receive::new(),
-            transmit: Transmit::new(),
+            transmit: Transmit::new(in_flight),
             poll: (poll_percent > 0).then(|| Poll::new(poll_percent, Instant::now())),
             is_polling: false,
         })
@@ -155,7 +161,7 @@ impl Pair {
     }
 
     /// Continues for a driver that had another process before. The rings show the position of that
-    /// process. Frames that it had taken and not returned are taken again.
+    /// process. Chains that it had taken and not returned are taken again.
     pub(super) fn resume(
         &mut self,
         device: &Device,
@@ -163,6 +169,7 @@ impl Pair {
         memory: Option<DeviceMemory>,
     ) -> Result<(), Error> {
         self.port.set_offloads(features)?;
+        self.transmit.resume();
         self.features = Some(features);
         self.memory = memory;
         for index in [RECEIVE, TRANSMIT] {
@@ -187,6 +194,7 @@ impl Pair {
             queue.owes_interrupt = false;
         }
         self.receive.stop();
+        self.transmit.stop();
         if let Err(error) = self.port.set_attached(false) {
             // A reset does not need the tap.
             let error: &dyn std::error::Error = &error;

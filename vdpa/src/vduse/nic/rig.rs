@@ -1,9 +1,12 @@
 //! A queue of the device with a driver of this crate; a socket is the tap.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use super::in_flight::{IN_FLIGHT_SIZE, InFlight};
 use super::port::Port;
 use super::tap::Tap;
 use super::{FRAME_MAX, HEADER};
@@ -69,6 +72,18 @@ impl Rig {
         self.buffer.read(offset, &mut bytes).unwrap();
         bytes
     }
+}
+
+/// A file for in-flight records.
+pub(super) fn in_flight_file() -> OwnedFd {
+    let file = memfd_create(c"in-flight", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, IN_FLIGHT_SIZE).unwrap();
+    file
+}
+
+/// A record without a predecessor.
+pub(super) fn in_flight() -> InFlight {
+    InFlight::new(in_flight_file().as_fd(), 0).unwrap()
 }
 
 /// A frame with a header of zeroes.

@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::mpsc;
 use std::thread;
 
@@ -14,6 +14,7 @@ use super::super::Device;
 use super::super::device::broken;
 use super::control::Control;
 use super::features::Configuration;
+use super::in_flight::InFlight;
 use super::pair::{NOW, OTHERS, Pair, cannot_wait};
 use super::port::Port;
 use super::shared::Shared;
@@ -36,12 +37,15 @@ pub struct Nic {
 
 impl Nic {
     /// The device that was created from this configuration. There is a port for each pair.
+    /// `in_flight` has [`IN_FLIGHT_SIZE`](super::IN_FLIGHT_SIZE) bytes, which all processes that
+    /// serve the device use one after the other. It is closed before this returns.
     ///
     /// # Errors
     /// The limit of open files is reached, or the configuration is not possible.
     pub fn new(
         device: Device,
         ports: Vec<Port>,
+        in_flight: OwnedFd,
         configuration: &Configuration,
     ) -> Result<Self, Error> {
         let pairs = usize::from(configuration.checked_pairs()?);
@@ -52,7 +56,8 @@ impl Nic {
             )));
         }
         let pair = |(number, queue)| {
-            let pair = Pair::new(number, queue, configuration.poll_percent)?;
+            let in_flight = InFlight::new(in_flight.as_fd(), number)?;
+            let pair = Pair::new(number, queue, in_flight, configuration.poll_percent)?;
             let epoll = pair.epoll()?;
             Ok(Shared::new(pair, epoll))
         };
@@ -191,6 +196,7 @@ mod tests {
     use std::sync::Mutex;
     use std::time::Duration;
 
+    use super::super::rig::in_flight_file;
     use super::super::tap::Tap;
     use super::*;
     use crate::uapi::vduse::REQUEST_SIZE;
@@ -214,7 +220,7 @@ mod tests {
             poll_percent: 10,
         };
         let device = Device::from(std::fs::File::from(OwnedFd::from(device)));
-        let nic = Nic::new(device, ports.collect(), &configuration).unwrap();
+        let nic = Nic::new(device, ports.collect(), in_flight_file(), &configuration).unwrap();
         (nic, kernel)
     }
 
@@ -294,6 +300,6 @@ mod tests {
             features: 0,
             poll_percent: 0,
         };
-        Nic::new(nic.device, Vec::new(), &configuration).unwrap_err();
+        Nic::new(nic.device, Vec::new(), in_flight_file(), &configuration).unwrap_err();
     }
 }

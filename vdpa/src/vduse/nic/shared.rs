@@ -61,13 +61,15 @@ mod tests {
     use std::thread;
 
     use super::super::port::Port;
+    use super::super::rig::in_flight;
     use super::super::tap::Tap;
     use super::*;
 
     #[test]
     fn a_pair_with_endless_turns_can_be_stopped() {
         let (tap, _peer) = UnixDatagram::pair().unwrap();
-        let pair = Pair::new(0, Port::Tap(Tap::of(OwnedFd::from(tap).into())), 0).unwrap();
+        let tap = Port::Tap(Tap::of(OwnedFd::from(tap).into()));
+        let pair = Pair::new(0, tap, in_flight(), 0).unwrap();
         let epoll = pair.epoll().unwrap();
         let shared = Shared::new(pair, epoll);
         let (turns, ends) = (AtomicU64::new(0), AtomicBool::new(false));

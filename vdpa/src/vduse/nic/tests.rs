@@ -1,12 +1,14 @@
 //! The queues with a driver of this crate; a socket is the tap.
 
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ};
 
+use super::in_flight::InFlight;
 use super::receive::{Fault, Receive};
-use super::rig::{GUEST, RING_PAGES, Rig, SIZE, frame};
+use super::rig::{GUEST, RING_PAGES, Rig, SIZE, frame, in_flight, in_flight_file};
 use super::transmit::Transmit;
 use super::*;
 use crate::iova::{DeviceAddress, IovaRange, PAGE_SIZE};
@@ -64,7 +66,7 @@ fn a_frame_of_several_pieces_is_sent_and_unusable_ones_are_returned() {
         ] {
             rig.driver.add(chain).unwrap();
         }
-        assert_eq!(rig.transmit(&mut Transmit::new(), true), 5);
+        assert_eq!(rig.transmit(&mut Transmit::new(in_flight()), true), 5);
         assert_eq!(rig.sent().unwrap(), content);
         assert_eq!(rig.sent().unwrap(), content[..60]);
         assert_eq!(rig.sent(), None);
@@ -96,13 +98,61 @@ fn a_successor_begins_where_the_ring_is() {
             let ring = GuestRing::new(rig.memory.clone(), SIZE, addresses, features).unwrap();
             let base = ring.used_position().unwrap();
             rig.ring = DeviceQueue::new(ring, base, features).unwrap();
-            assert_eq!(rig.transmit(&mut Transmit::new(), true), seen.len());
+            assert_eq!(
+                rig.transmit(&mut Transmit::new(in_flight()), true),
+                seen.len()
+            );
             for len in seen.drain(..) {
                 assert_eq!(rig.sent().unwrap().len(), len);
                 rig.driver.pop_used().unwrap().unwrap();
             }
             assert_eq!(rig.sent(), None);
             assert_eq!(rig.driver.pop_used().unwrap(), None);
+        }
+    }
+}
+
+#[test]
+fn a_successor_does_not_send_a_frame_again() {
+    for packed in [false, true] {
+        let mut rig = rig(packed);
+        let file = in_flight_file();
+        // The ring wraps several times. Each process is killed after it has sent its third frame,
+        // whose chain it has not returned.
+        for _ in 0..9 {
+            let record = || InFlight::new(file.as_fd(), 0).unwrap();
+            let mut transmit = Transmit::new(record());
+            for number in 0..5 {
+                let piece = rig.piece(0, 60 + number, Direction::DeviceReads);
+                rig.driver.add(&[piece]).unwrap();
+            }
+            for _ in 0..2 {
+                let turn = transmit.turn(&mut rig.ring, &rig.memory, &mut rig.tap, true);
+                assert!(turn.unwrap().found);
+                rig.sent().unwrap();
+            }
+            record().set(rig.ring.positions().1);
+
+            let mut successor = Transmit::new(record());
+            successor.resume();
+            assert_eq!(rig.transmit(&mut successor, true), 3);
+            assert_eq!(rig.sent().unwrap().len(), 63);
+            assert_eq!(rig.sent().unwrap().len(), 64);
+            assert_eq!(rig.sent(), None);
+            for _ in 0..5 {
+                assert_eq!(rig.driver.pop_used().unwrap().unwrap().written, 0);
+            }
+            // The next one of a process that was not in the middle of a frame sends all.
+            let mut successor = Transmit::new(record());
+            successor.resume();
+            let piece = rig.piece(0, 60, Direction::DeviceReads);
+            rig.driver.add(&[piece]).unwrap();
+            assert_eq!(rig.transmit(&mut successor, true), 1);
+            assert_eq!(rig.sent().unwrap().len(), 60);
+            rig.driver.pop_used().unwrap().unwrap();
+            // A reset ends the record.
+            successor.stop();
+            assert_eq!(record().position(), None);
         }
     }
 }
@@ -234,7 +284,7 @@ fn a_frame_waits_for_a_buffer() {
 fn the_driver_kicks_no_thread_that_polls() {
     for packed in [false, true] {
         let mut rig = rig(packed);
-        let mut transmit = Transmit::new();
+        let mut transmit = Transmit::new(in_flight());
         for arms in [false, true, false] {
             let piece = rig.piece(0, 60, Direction::DeviceReads);
             rig.driver.add(&[piece]).unwrap();
@@ -261,7 +311,7 @@ fn a_turn_ends_after_long_frames() {
             let piece = rig.piece(0, 30_000, Direction::DeviceReads);
             rig.driver.add(&[piece]).unwrap();
         }
-        let mut transmit = Transmit::new();
+        let mut transmit = Transmit::new(in_flight());
         for (frames, again) in [(3, true), (1, false)] {
             let turn = transmit.turn(&mut rig.ring, &rig.memory, &mut rig.tap, true);
             let turn = turn.unwrap();
@@ -312,7 +362,7 @@ proptest! {
             let mut rig = rig(packed);
             let mut receive = Receive::new();
             receive.restart(mergeable, SIZE, false);
-            let mut transmit = Transmit::new();
+            let mut transmit = Transmit::new(in_flight());
             for part in words.chunks(40) {
                 for len in &lens {
                     let _ = rig.peer.send(&vec![1; *len]);

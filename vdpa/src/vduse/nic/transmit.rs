@@ -1,8 +1,9 @@
 //! Frames from the driver's transmit queue to the tap or port. The way to a tap has no copy in this
-//! process.
+//! process. No frame is sent twice, also by a successor of this process.
 
 use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 
+use super::in_flight::InFlight;
 use super::port::Port;
 use super::tap::Vectors;
 use super::{BUDGET, BUDGET_BYTES, FRAME_MAX, HEADER, Turn};
@@ -11,15 +12,34 @@ use crate::memory::DeviceMemory;
 use crate::ring::{DeviceQueue, Direction, Piece};
 
 /// The memory of a transmit queue's turns.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Transmit {
+    in_flight: InFlight,
+    /// The position of the frame that the process before may have sent, until the first chain.
+    sent_before: Option<u16>,
     pieces: Vec<Piece>,
     vectors: Vectors,
 }
 
 impl Transmit {
-    pub(super) fn new() -> Self {
-        Self::default()
+    pub(super) fn new(in_flight: InFlight) -> Self {
+        Self {
+            in_flight,
+            sent_before: None,
+            pieces: Vec::new(),
+            vectors: Vectors::default(),
+        }
+    }
+
+    /// The queue continues after another process.
+    pub(super) fn resume(&mut self) {
+        self.sent_before = self.in_flight.position();
+    }
+
+    /// The driver has reset the device: the ring's positions begin again.
+    pub(super) fn stop(&mut self) {
+        self.sent_before = None;
+        self.in_flight.clear();
     }
 
     /// Passes frames until the driver has no more or wants an interrupt. It gets that at once, and
@@ -46,8 +66,11 @@ impl Transmit {
                 break;
             };
             turn.found = true;
+            let (_, position) = ring.positions();
+            let is_sent = self.sent_before.take() == Some(position);
             // A frame that the driver does not map or that is too long is dropped.
-            if let Some(len) = self.find(memory) {
+            if !is_sent && let Some(len) = self.find(memory) {
+                self.in_flight.set(position);
                 bytes += len;
                 // SAFETY: needed to pass the frame without a copy. The addresses are those of the
                 // driver's memory, which `memory` keeps mapped during the call. No Rust reference
@@ -55,7 +78,7 @@ impl Transmit {
                 let _ = unsafe { port.write(&self.vectors) };
             }
             ring.push_used(id, 0)?;
-            // At once: a successor of this process would send the frame again.
+            // At once: a successor of this process would drop a frame whose chain is not returned.
             turn.interrupt = ring.publish()?;
             if turn.interrupt || bytes >= BUDGET_BYTES {
                 break;

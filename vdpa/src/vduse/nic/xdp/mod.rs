@@ -15,7 +15,6 @@
 //! Source: `Documentation/networking/af_xdp.rst` and `linux/if_xdp.h` of Linux 6.12.
 
 mod attachment;
-mod mapping;
 mod program;
 mod ring;
 mod socket;

@@ -14,7 +14,7 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::net::xdp::{XdpRingFlags, XdpRingOffset};
 use vm_memory::{ByteValued, Bytes as _};
 
-use super::mapping::Mapping;
+use super::super::mapping::Mapping;
 use crate::Error;
 
 /// Chunks to receive, and as many to transmit.
@@ -51,11 +51,11 @@ impl<T: ByteValued> Ring<T> {
         let place = |offset: u64| usize::try_from(offset).map_err(|_| unusable());
         let entries = place(layout.desc)?;
         let size = size_of::<T>() * RING_SIZE as usize;
-        let mapping = Mapping::new(
-            socket,
-            offset,
-            entries.checked_add(size).ok_or_else(unusable)?,
-        )?;
+        let len = entries.checked_add(size).ok_or_else(unusable)?;
+        let mapping = Mapping::new(socket, offset, len);
+        let mapping = mapping.map_err(Error::context(
+            "cannot map a ring of the AF_XDP socket: Linux 6.4 or newer is needed",
+        ))?;
         let ring = Self {
             mapping,
             producer: place(layout.producer)?,

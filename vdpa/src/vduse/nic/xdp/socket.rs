@@ -16,8 +16,8 @@ use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 use vm_memory::{ByteValued, VolatileSlice};
 
 use super::super::HEADER;
+use super::super::mapping::Mapping;
 use super::super::tap::Vectors;
-use super::mapping::Mapping;
 use super::ring::{CHUNKS, RING_SIZE, Ring};
 use super::{CHUNK, ETHERNET, MTU_MAX, UMEM_SIZE};
 use crate::Error;
@@ -91,9 +91,11 @@ impl Socket {
         mtu: u16,
     ) -> Result<Self, Error> {
         let [receive, transmit] = [libc::XDP_PGOFF_RX_RING, libc::XDP_PGOFF_TX_RING];
+        let umem = Mapping::new(umem, 0, UMEM_SIZE);
+        let umem = umem.map_err(Error::context("cannot map the frames of the AF_XDP socket"))?;
         let mut socket = Self {
             file,
-            umem: Mapping::new(umem, 0, UMEM_SIZE)?,
+            umem,
             fill: Ring::map(rings, libc::XDP_UMEM_PGOFF_FILL_RING, &layout.fr)?,
             completion: Ring::map(rings, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &layout.cr)?,
             receive: Ring::map(rings, receive.cast_unsigned(), &layout.rx)?,

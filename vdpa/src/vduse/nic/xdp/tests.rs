@@ -9,9 +9,9 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::xdp::{XdpMmapOffsets, XdpRingOffset};
 use vm_memory::Bytes as _;
 
+use super::super::mapping::Mapping;
 use super::super::tap::Vectors;
 use super::super::{FRAME_MAX, HEADER};
-use super::mapping::Mapping;
 use super::program::{self, Instruction, instructions};
 use super::ring::{CHUNKS, RING_SIZE};
 use super::socket::Descriptor;

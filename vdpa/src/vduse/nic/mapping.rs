@@ -1,12 +1,12 @@
-//! Memory that this process shares with the kernel: a ring, or the frames.
+//! Memory that this process shares: a ring or frames with the kernel, or the in-flight record with
+//! its successor.
 
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use vm_memory::VolatileSlice;
-
-use crate::Error;
 
 /// A shared mapping, until it is dropped.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes of a file from `offset` on, for reading and writing.
-    pub(super) fn new(file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, Error> {
+    pub(super) fn new(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         // SAFETY: needed because there is no safe interface to mmap. A new mapping at an address of
         // the kernel's choice replaces nothing that Rust knows.
         let mapped = unsafe {
@@ -34,11 +34,8 @@ impl Mapping {
                 offset,
             )
         };
-        let address = mapped.map_err(Error::context(
-            "cannot map the rings of the AF_XDP socket: Linux 6.4 or newer is needed",
-        ))?;
-        let address = NonNull::new(address.cast());
-        let address = address.ok_or_else(|| Error::other("a mapping is at address 0"))?;
+        let address = NonNull::new(mapped?.cast());
+        let address = address.ok_or_else(|| io::Error::other("a mapping is at address 0"))?;
         Ok(Self { address, len })
     }
 
@@ -55,7 +52,7 @@ impl Drop for Mapping {
         // SAFETY: needed to undo the mapping, which is exactly this long. Each slice borrows
         // `self`, so none is left.
         if let Err(error) = unsafe { munmap(self.address.as_ptr().cast(), self.len) } {
-            tracing::error!(%error, "cannot unmap memory of an AF_XDP socket");
+            tracing::error!(%error, "cannot unmap memory");
         }
     }
 }
