@@ -1,10 +1,9 @@
 //! The process that moves the frames of a software NIC, in a sandbox.
 //!
 //! Standard input is the VDUSE device, and standard output the tap or the AF_XDP socket. The
-//! in-flight record, further queues of the tap, and the memory of the socket, are inherited by their
-//! numbers. The process
-//! opens nothing, and has no privileges: a guest that takes it over has these and the memory of its
-//! own VM.
+//! in-flight record, further queues of the tap, and the memory of the socket are inherited by their
+//! numbers. The process opens nothing, and has no privileges. A guest that takes it over has these
+//! and the memory of its own VM.
 
 use std::fs::File;
 use std::io;
