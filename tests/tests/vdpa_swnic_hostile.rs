@@ -176,10 +176,11 @@ fn a_guest_that_changes_mappings_under_traffic_disturbs_only_itself() {
     let stop = AtomicBool::new(false);
     let (mut changes, mut restarts) = (0, 0);
     std::thread::scope(|threads| {
+        // Before the datagrams: the guest's kernel maps each one that it receives.
+        hostile.command("vfio-on 2 eth0").unwrap();
         threads.spawn(|| send_datagrams(&bridge, &stop));
         // Also if an assertion fails: the scope waits for its thread.
         let _stop = StopOnDrop(&stop);
-        hostile.command("vfio-on 2 eth0").unwrap();
         let line = format!("vfio-remap 3000 {}", MACS[0]);
         for _ in 0..rounds {
             hostile.send(&line).unwrap();
