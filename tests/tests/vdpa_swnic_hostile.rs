@@ -38,10 +38,12 @@ const START_MAX: Duration = Duration::from_secs(120);
 
 /// The NICs of two guests that are no attackers, those guests, and the NIC of a third one.
 struct Scene {
-    nics: [Swnic; 3],
-    workers: [Pid; 3],
+    // Before the NICs, which are deleted after their guests have ended. So a failed test leaves
+    // nothing, and the lab can repeat it.
     victim: Guest,
     peer: Guest,
+    nics: [Swnic; 3],
+    workers: [Pid; 3],
 }
 
 impl Scene {
@@ -62,10 +64,10 @@ impl Scene {
         });
         exchange_both_ways(&mut victim, &mut peer, MACS).unwrap();
         Self {
-            nics,
-            workers,
             victim,
             peer,
+            nics,
+            workers,
         }
     }
 
