@@ -2,9 +2,9 @@
 //!
 //! It touches no frame. A worker in a sandbox does, and this process starts another one when the
 //! worker ends, or when it is stopped. The tap stays open here, and the kernel keeps the device. So
-//! the new worker continues where the rings are, and the guest does not notice. The in-flight record,
-//! a file, prevents that it sends a frame again. At a port each worker gets a new socket, and the
-//! program at the port stays.
+//! the new worker continues where the rings are, and the guest does not notice. It sends no frame
+//! again: the in-flight record, a file, shows which one the worker before was sending. At a port
+//! each worker gets a new socket, and the program at the port stays.
 //!
 //! Only the worker keeps the device open. The kernel gives a message that a killed worker has read
 //! and not answered to the next one only after the last descriptor is closed.

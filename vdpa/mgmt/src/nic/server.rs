@@ -7,8 +7,8 @@
 //!   resume ── SIGCONT through a pidfd ──> a process that was stopped continues
 //! ```
 //! The process outlives its parent. A process that follows a killed one continues with the device
-//! and the tap that are there, so a guest notices nothing. The directory is [`DIRECTORY`]: the lock,
-//! the log and the in-flight record of each.
+//! and the tap that are there, so a guest notices nothing. The directory is [`DIRECTORY`]: the
+//! lock, the log and the in-flight record of each.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
