@@ -86,6 +86,7 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
+    /// Takes over or creates the device. The last part of the result: it is new.
     fn new(arguments: &'a Arguments) -> Result<(Self, Device, bool), Error> {
         let name = &arguments.name;
         let signals = StopSignals::note().map_err(Error::context("cannot catch signals"))?;
@@ -140,7 +141,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Starts a worker, which alone keeps the device open.
+    /// Starts a worker, which alone keeps the device open. `is_new`: no worker has served it.
     fn start(&self, device: &Device, is_new: bool) -> Result<Child, Error> {
         let failed = "cannot start the worker of the NIC";
         let open = |file: &OwnedFd| file.try_clone().map_err(Error::context(failed));

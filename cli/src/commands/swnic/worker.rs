@@ -27,8 +27,9 @@ const USER: u32 = 65534;
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let device = inherited(rustix::stdio::stdin())?;
     let ports = ports(arguments, inherited(rustix::stdio::stdout())?)?;
-    let in_flight = arguments.in_flight.iter().map(further).next();
-    let in_flight = in_flight.ok_or_else(|| Error::failed("the NIC has no in-flight record"))??;
+    let in_flight = arguments.in_flight;
+    let in_flight = in_flight.ok_or_else(|| Error::failed("the NIC has no in-flight record"))?;
+    let in_flight = further(in_flight)?;
     sandbox::enter_empty(USER).map_err(|error| {
         let message = error.to_string();
         Error::failed(message).because(error)
@@ -45,7 +46,7 @@ pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
 
 /// The host's end, one for each queue pair. All that the filter would refuse is done here.
 fn ports(arguments: &Arguments, first: OwnedFd) -> Result<Vec<Port>, Error> {
-    let further = arguments.files.iter().map(further);
+    let further = arguments.files.iter().copied().map(further);
     let further = further.collect::<Result<Vec<OwnedFd>, Error>>()?;
     if arguments.port().is_none() {
         let queues = std::iter::once(first).chain(further).collect();
@@ -60,7 +61,7 @@ fn ports(arguments: &Arguments, first: OwnedFd) -> Result<Vec<Port>, Error> {
 }
 
 /// A file that is inherited by its number.
-fn further(&number: &RawFd) -> Result<OwnedFd, Error> {
+fn further(number: RawFd) -> Result<OwnedFd, Error> {
     let refused = |cause| Error::failed(format!("the file {number} of the NIC {cause}"));
     descriptors::own(number).map_err(refused)
 }

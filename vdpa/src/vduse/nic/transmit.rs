@@ -1,5 +1,5 @@
 //! Frames from the driver's transmit queue to the tap or port. The way to a tap has no copy in this
-//! process. No frame is sent twice, also by a successor of this process.
+//! process. Neither this process nor its successor sends a frame twice.
 
 use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 
