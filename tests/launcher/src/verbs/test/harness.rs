@@ -1,10 +1,10 @@
-//! Files of tests in the lab host, and the one retry that a known fault of the emulation allows.
+//! Files of tests in the lab host, and the retries that known faults of the emulation allow.
 //!
 //! ```text
 //!   run ──▶ all passed ────────────────────────────▶ next file, same host
 //!    │
-//!    ├────▶ failed, evidence for each failed test ─▶ once more in a fresh host, up to the last
-//!    │      (emulated hosts only)                    failed test, in the same order: counts
+//!    ├────▶ failed, evidence for each failed test ─▶ again in a fresh host, up to the last
+//!    │      (emulated hosts only, twice at most)     failed test, in the same order: counts
 //!    └────▶ failed ────────────────────────────────▶ counts
 //! ```
 //! QEMU's emulation of nested virtualization sometimes loses guests or the host (tests/README.md).
@@ -35,6 +35,10 @@ use std::time::{Duration, Instant};
 /// The time limit of one harness in the lab host, for each repetition of its tests. It is three
 /// times the longest measured time, in an emulated host beside another one.
 const LIMIT_EACH: Duration = Duration::from_secs(200);
+
+/// How often a file of tests runs again. In one CI run the emulation lost a guest in two runs of the
+/// same file.
+const RETRIES_EACH: u8 = 2;
 
 /// One call of a file of tests.
 #[derive(Debug, Clone)]
@@ -166,9 +170,13 @@ impl Attempt {
         let interrupted = self.report.interrupted().unwrap_or(usize::MAX);
         let mut all = Vec::new();
         let mut not_run = 0_usize;
-        for (test, _) in self.report.failed() {
+        for (test, evidence) in self.report.failed() {
             match self.report.position(&test).cmp(&Some(interrupted)) {
-                Ordering::Less => all.push(format!("{file}::{}", self.report.with_panic(&test))),
+                Ordering::Less => {
+                    let fault = evidence.map(|fault| format!("\n  {fault}"));
+                    let failure = self.report.with_panic(&test);
+                    all.push(format!("{file}::{failure}{}", fault.unwrap_or_default()));
+                }
                 Ordering::Equal => {
                     let cut = self.cut_short.as_ref();
                     let why = cut.map_or("the program of the tests ended", |cut| &cut.why);
@@ -194,7 +202,7 @@ impl<'a> LabRun<'a> {
         }
     }
 
-    /// Runs a file of tests, and repeats once the tests that a known fault of the emulation failed.
+    /// Runs a file of tests, and repeats the tests that a known fault of the emulation failed.
     ///
     /// # Errors
     /// Those of [`LabHost::boot_beside`] and of the connection with the host.
@@ -203,10 +211,13 @@ impl<'a> LabRun<'a> {
         let noticed = self.ended.notices.len();
         let mut last = self.attempt(harness, &harness.tests, rig)?;
         let mut tally = last.report.tally();
-        if let Some((count, evidence)) = last.excuse() {
+        for _ in 0..RETRIES_EACH {
+            let Some((count, evidence)) = last.excuse() else {
+                break;
+            };
             for evidence in &evidence {
                 let retry = format!("{}: {evidence}", harness.name);
-                progress::around(|| println!("lab: once more in a fresh host: {retry}"));
+                progress::around(|| println!("lab: again in a fresh host: {retry}"));
                 self.ended.retries.push(retry);
             }
             // A fresh host has nothing of the failure left.
@@ -405,7 +416,7 @@ mod tests {
 
     #[test]
     fn each_failure_is_named_with_the_reason_of_an_early_end() {
-        assert_eq!(attempt(&FAILED, None).failures("f"), ["f::b"]);
+        assert_eq!(attempt(&FAILED, None).failures("f"), ["f::b\n  exits"]);
         let panic = ["thread 'b' (7) panicked at a.rs:1:1:", "lost"];
         let failed = [&FAILED[..5], &panic].concat();
         let failed = attempt(&failed, None).failures("f");
