@@ -60,7 +60,10 @@ const UNPLUG_LIMIT: Duration = Duration::from_secs(30);
 const STUCK: &str = "softlockup_panic=1 watchdog_thresh=30";
 
 /// Two NUMA nodes, which the host's kernel creates: each has half of the memory and all processors.
-const NUMA: &str = "numa=fake=2";
+/// The kernel does not unmap memory to observe its use: each fault of a guest is slow under the
+/// emulation, and is a moment at which it loses guests.
+const NUMA: &str = "numa=fake=2 numa_balancing=disable";
+
 /// At start Linux counts timer interrupts for a few milliseconds and panics when too few arrive. An
 /// emulated host on a busy machine (a second lab host is enough) receives them late. On KVM, Linux
 /// skips the check.

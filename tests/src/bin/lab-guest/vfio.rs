@@ -29,6 +29,7 @@ use rustix::event::PollFlags;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::thread;
 use std::time::{Duration, Instant};
 use vdpa::iova::DeviceAddress;
 use vdpa::memory::SharedBuffer;
@@ -73,6 +74,9 @@ const IGNORED_TYPE: [u8; 2] = [0x88, 0xb6];
 
 /// A device that has used nothing for so long has stopped a queue.
 const STOPPED: Duration = Duration::from_millis(200);
+
+/// After each change of `vfio-remap`. A vCPU that never halts takes the host's time from the device.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The kernel refuses a device whose IOMMU does not translate interrupts. Virtio has no such IOMMU.
 const UNSAFE_INTERRUPTS: &str = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
@@ -201,6 +205,7 @@ pub(crate) fn remap(duration: Duration, to: Address) -> Result<Value> {
         }
         driver.map_again(changes)?;
         changes += 1;
+        thread::sleep(PAUSE);
         if moved.elapsed() > STOPPED {
             driver.restart()?;
             (restarts, moved) = (restarts + 1, Instant::now());
