@@ -1,7 +1,7 @@
 //! A hostile guest without an operating system on a NIC without hardware. Another guest sends
-//! checked frames through the same bridge, which returns them. Each NIC has a worker of its own, and
-//! both survive. So they do when a guest with an IOMMU changes the mappings of the buffers that its
-//! worker uses.
+//! checked frames through the same bridge, which returns them. Each NIC has a worker of its own,
+//! and both survive. So they do when a guest with an IOMMU changes the mappings of the buffers that
+//! its worker uses.
 
 #![expect(
     clippy::unwrap_used,

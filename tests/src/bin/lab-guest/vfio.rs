@@ -75,7 +75,7 @@ const IGNORED_TYPE: [u8; 2] = [0x88, 0xb6];
 /// A device that has used nothing for so long has stopped a queue.
 const STOPPED: Duration = Duration::from_millis(200);
 
-/// After each change of `vfio-remap`. A vCPU that never halts takes the host's time from the device.
+/// After each change of `vfio-remap`. A vCPU that never halts takes time from the device.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The kernel refuses a device whose IOMMU does not translate interrupts. Virtio has no such IOMMU.

@@ -36,8 +36,8 @@ use std::time::{Duration, Instant};
 /// times the longest measured time, in an emulated host beside another one.
 const LIMIT_EACH: Duration = Duration::from_secs(200);
 
-/// How often a file of tests runs again. In one CI run the emulation lost a guest in two runs of the
-/// same file.
+/// How often a file of tests runs again. In one CI run the emulation lost a guest in two runs of
+/// the same file.
 const RETRIES_EACH: u8 = 2;
 
 /// One call of a file of tests.
