@@ -35,6 +35,7 @@ pub struct IgbNic {
     // Dropped in this order.
     nic: SriovNic,
     _plugged: Plugged,
+    address: String,
     port: String,
 }
 
@@ -58,6 +59,8 @@ impl IgbNic {
         set_present(true)?;
         let plugged = Plugged;
         let (directory, netdev) = physical_function()?;
+        let address = directory.file_name().unwrap_or_default();
+        let address = address.to_string_lossy().into_owned();
         // The virtual functions have no link while the physical one is down.
         ip(&["link", "set", &netdev, "up"])?;
         let nic = SriovNic::enable_at(directory, count, mac)?;
@@ -69,8 +72,14 @@ impl IgbNic {
         Ok(Self {
             nic,
             _plugged: plugged,
+            address,
             port: netdev,
         })
+    }
+
+    /// The PCI address of the physical function.
+    pub fn physical(&self) -> &str {
+        &self.address
     }
 
     /// The interface of the physical function, which is up.

@@ -1,6 +1,7 @@
 //! A virtual function of an igb NIC, passed through to a stock guest by VFIO. Its driver, igbvf,
 //! uses a mailbox to the physical function, which the host drives. The function is in a container
-//! or an iommufd. The peer is a guest on a vDPA device of the same switch.
+//! or an iommufd. The peer is a guest on a vDPA device of the same switch. One test passes the
+//! physical function through.
 
 mod guest_nics;
 
@@ -40,6 +41,13 @@ fn passed_through(igb: &IgbNic, index: usize) -> VirtualFunction<'_> {
 fn peer_on(device: &VfDevice) -> Guest {
     let small = BellhopArguments::small().unwrap().memory("128M");
     Guest::start(&small.vdpa(device.path())).unwrap()
+}
+
+/// Gives a function to a driver.
+#[track_caller]
+fn bind(address: &str, driver: &str) {
+    let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
+    output(command.args(["bind", &format!("pci/{address}"), driver])).unwrap();
 }
 
 /// Starts a flood of the guest, which the peer echoes.
@@ -133,6 +141,46 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
     assert!(!guest.console().contains("ERROR"), "{}", guest.console());
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
+}
+
+/// It has no virtual functions then: the guest controls the whole NIC.
+#[test]
+fn a_stock_guest_drives_a_physical_function_that_is_allowed() {
+    let nic = SriovNic::enable(1).unwrap();
+    let igb = IgbNic::plug(0).unwrap();
+    let physical = igb.physical().to_owned();
+    let mac = Path::new("/sys/class/net").join(igb.port()).join("address");
+    let mac = fs::read_to_string(mac).unwrap();
+    let mac = mac.trim();
+    let device = VfDevice::add(nic.vf(0).unwrap()).unwrap();
+    let other = device.function().mac();
+    let mut peer = peer_on(&device);
+    output(Command::new("modprobe").arg("vfio-pci")).unwrap();
+    bind(&physical, "vfio-pci");
+    let host = format!("host={physical}");
+    let stock = || BellhopArguments::stock().unwrap().memory("256M");
+    let refused = stock().argument("--vfio", &host).refused().unwrap();
+    assert!(refused.contains("allow_pf=on"), "{refused}");
+    let vfio = format!("{host},allow_pf=on");
+    let mut guest = Guest::start(&stock().argument("--vfio", &vfio)).unwrap();
+    for boot in 0..2 {
+        let ready = guest.ready();
+        assert_eq!(ready["problems"], json!([]));
+        let nic = &ready["nics"][0];
+        assert_eq!((&nic["driver"], &nic["mac"]), (&json!("igb"), &json!(mac)));
+        guest.command("up eth0").unwrap();
+        exchange_both_ways(&mut guest, &mut peer, [mac, &other]).unwrap();
+        guest.command("reset-function").unwrap();
+        exchange_both_ways(&mut guest, &mut peer, [mac, &other]).unwrap();
+        if boot == 0 {
+            guest.command("reboot").unwrap();
+            guest.wait_ready(SILENCE).unwrap();
+        }
+    }
+    assert!(guest.power_off().unwrap().success());
+    assert!(peer.power_off().unwrap().success());
+    // The host's driver can use it again.
+    bind(&physical, "igb");
 }
 
 /// Through iommufd.

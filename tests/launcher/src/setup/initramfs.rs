@@ -20,7 +20,7 @@ const VERSION: u32 = 2;
 const HOST_MODULES: [&str; 3] = ["9pnet_virtio", "9p", "overlay"];
 
 /// Modules that a guest with the stock kernel needs for its devices.
-const GUEST_MODULES: [&str; 11] = [
+const GUEST_MODULES: [&str; 12] = [
     // First: drivers of devices behind it wait for it.
     "virtio-iommu",
     "virtio_net",
@@ -31,7 +31,8 @@ const GUEST_MODULES: [&str; 11] = [
     "vmw_vsock_virtio_transport",
     "ext4",
     "button",
-    // For a function of the igb NIC.
+    // For functions of the igb NIC.
+    "igb",
     "igbvf",
     // For a driver in the guest's user space.
     "vfio_iommu_type1",
