@@ -5,9 +5,11 @@
 //!   a round:               each guest sends for some seconds while the others rest
 //! ```
 //! All guests have the same kernel, and send as fast as they can to an address that no device has.
+//! Each contender has each function in a third of the rounds: the functions are not equally fast.
 //! Which of them begins changes with each round. The ratio of a round compares two of its parts,
 //! and the median of all rounds counts.
 
+use std::path::Path;
 use std::process::Command;
 
 use launcher::verbs::bench::VfioArguments;
@@ -20,7 +22,7 @@ use crate::figures::{median, ratios, rounded};
 use crate::guest::{BellhopArguments, Guest};
 use crate::kvm_statistics;
 use crate::process::output;
-use crate::sriov::{SriovNic, VfDevice};
+use crate::sriov::{SriovNic, VfDevice, VirtualFunction};
 
 /// Bytes of a frame, with its Ethernet header.
 const SIZE: u32 = 64;
@@ -59,50 +61,60 @@ pub(super) fn measure(arguments: &VfioArguments) -> Result<()> {
     let qemu = peer::qemu()?;
     let nic = SriovNic::enable(3)?;
     output(Command::new("modprobe").arg("vfio-pci"))?;
-    let (ours, theirs) = (nic.vf(0)?, nic.vf(1)?);
-    for function in [&ours, &theirs] {
-        function.bind("vfio-pci")?;
-    }
-    let device = VfDevice::add(nic.vf(2)?)?;
     let _interrupts = processors::separate()?;
+    let rounds = usize::try_from(arguments.rounds).unwrap_or(usize::MAX);
+    let mut parts: [Vec<Part>; 3] = Default::default();
+    for shift in 0..3 {
+        let function = |contender| nic.vf((shift + contender) % 3);
+        let (ours, theirs) = (function(0)?, function(1)?);
+        for function in [&ours, &theirs] {
+            function.bind("vfio-pci")?;
+        }
+        let device = VfDevice::add(function(2)?)?;
+        let mut guests = guests(&qemu, &ours, &theirs, &device)?;
+        for round in (shift..rounds).step_by(3) {
+            for turn in 0..3 {
+                let index = (round / 3 + turn) % 3;
+                let part = part(&mut guests[index], index != 1)?;
+                eprintln!(
+                    "  round {} of {rounds}, {}: {:.0} frames/s",
+                    round + 1,
+                    NAMES[index],
+                    part.frames_per_second
+                );
+                parts[index].push(part);
+            }
+        }
+        for guest in guests {
+            guest.power_off()?;
+        }
+        for function in [&ours, &theirs] {
+            function.bind("virtio-pci")?;
+        }
+    }
+    let report = report(&parts);
+    show(&report, arguments.rounds);
+    print_json(arguments.common.json, &report)
+}
+
+/// Boots a guest for each contender.
+fn guests(
+    qemu: &Path,
+    ours: &VirtualFunction<'_>,
+    theirs: &VirtualFunction<'_>,
+    device: &VfDevice<'_>,
+) -> Result<[Guest; 3]> {
     let small = BellhopArguments::small()?;
     let bellhop = |option: &str, value: &str| {
         let arguments = small.clone().argument(option, value);
         Guest::start(&arguments.argument("--log-level", "info"))
     };
-    let passed = || peer::passed_through(&qemu, &small, theirs.address());
-    let mut guests = [
+    let passed = || peer::passed_through(qemu, &small, theirs.address());
+    Ok([
         bellhop("--vfio", &format!("host={}", ours.address()))?,
         Guest::start_command(passed, LIMIT)?,
         bellhop("--vdpa", &format!("path={}", device.path().display()))?,
-    ];
-    let mut parts: [Vec<Part>; 3] = Default::default();
-    for round in 0..arguments.rounds {
-        for turn in 0..3 {
-            let index = usize::try_from(round)
-                .unwrap_or_default()
-                .wrapping_add(turn)
-                % 3;
-            let part = part(&mut guests[index], index != 1)?;
-            eprintln!(
-                "  round {} of {}, {}: {:.0} frames/s",
-                round + 1,
-                arguments.rounds,
-                NAMES[index],
-                part.frames_per_second
-            );
-            parts[index].push(part);
-        }
-    }
-    for guest in guests {
-        guest.power_off()?;
-    }
-    for function in [&ours, &theirs] {
-        function.bind("virtio-pci")?;
-    }
-    let report = report(&parts);
-    show(&report, arguments.rounds);
-    print_json(arguments.common.json, &report)
+    ])
 }
 
 /// Lets a guest send for some seconds.
