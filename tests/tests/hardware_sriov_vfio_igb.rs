@@ -21,7 +21,7 @@ use lab::sriov::{SriovNic, VfDevice, VirtualFunction};
 use lab::temp_path::TempPath;
 use lab::traffic::exchange_both_ways;
 use lab::vmm_process::cost;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Far longer than a boot takes: a watchdog, not a measurement.
 const SILENCE: Duration = Duration::from_secs(120);
@@ -48,6 +48,12 @@ fn peer_on(device: &VfDevice) -> Guest {
 fn bind(address: &str, driver: &str) {
     let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
     output(command.args(["bind", &format!("pci/{address}"), driver])).unwrap();
+}
+
+/// Whether a guest has reset its function by FLR.
+fn is_flr(reset: &Value) -> bool {
+    let methods = reset["methods"].as_str();
+    methods.is_some_and(|methods| methods.starts_with("flr"))
 }
 
 /// Starts a flood of the guest, which the peer echoes.
@@ -97,12 +103,7 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
 
     let before = cost(guest.pid()).unwrap();
     let reset = guest.command("reset-function").unwrap();
-    assert!(
-        reset["methods"]
-            .as_str()
-            .is_some_and(|methods| methods.starts_with("flr")),
-        "{reset}"
-    );
+    assert!(is_flr(&reset), "{reset}");
     exchange_both_ways(&mut guest, &mut peer, [&mac, &other]).unwrap();
     let reboots = if soak() { 10 } else { 1 };
     if reboots == 1 {
@@ -143,12 +144,12 @@ fn a_stock_guest_drives_an_igb_function_across_resets_and_its_removal() {
     assert!(peer.power_off().unwrap().success());
 }
 
-/// It has no virtual functions then: the guest controls the whole NIC.
+/// The NIC has no virtual functions, and the guest controls all of it.
 #[test]
 fn a_stock_guest_drives_a_physical_function_that_is_allowed() {
     let nic = SriovNic::enable(1).unwrap();
     let igb = IgbNic::plug(0).unwrap();
-    let physical = igb.physical().to_owned();
+    let physical = igb.physical();
     let mac = Path::new("/sys/class/net").join(igb.port()).join("address");
     let mac = fs::read_to_string(mac).unwrap();
     let mac = mac.trim();
@@ -156,7 +157,7 @@ fn a_stock_guest_drives_a_physical_function_that_is_allowed() {
     let other = device.function().mac();
     let mut peer = peer_on(&device);
     output(Command::new("modprobe").arg("vfio-pci")).unwrap();
-    bind(&physical, "vfio-pci");
+    bind(physical, "vfio-pci");
     let host = format!("host={physical}");
     let stock = || BellhopArguments::stock().unwrap().memory("256M");
     let refused = stock().argument("--vfio", &host).refused().unwrap();
@@ -170,7 +171,8 @@ fn a_stock_guest_drives_a_physical_function_that_is_allowed() {
         assert_eq!((&nic["driver"], &nic["mac"]), (&json!("igb"), &json!(mac)));
         guest.command("up eth0").unwrap();
         exchange_both_ways(&mut guest, &mut peer, [mac, &other]).unwrap();
-        guest.command("reset-function").unwrap();
+        let reset = guest.command("reset-function").unwrap();
+        assert!(is_flr(&reset), "{reset}");
         exchange_both_ways(&mut guest, &mut peer, [mac, &other]).unwrap();
         if boot == 0 {
             guest.command("reboot").unwrap();
@@ -180,7 +182,7 @@ fn a_stock_guest_drives_a_physical_function_that_is_allowed() {
     assert!(guest.power_off().unwrap().success());
     assert!(peer.power_off().unwrap().success());
     // The host's driver can use it again.
-    bind(&physical, "igb");
+    bind(physical, "igb");
 }
 
 /// Through iommufd.

@@ -60,8 +60,8 @@ const UNPLUG_LIMIT: Duration = Duration::from_secs(30);
 const STUCK: &str = "softlockup_panic=1 watchdog_thresh=30";
 
 /// Two NUMA nodes, which the host's kernel creates: each has half of the memory and all processors.
-/// NUMA balancing is off. It unmaps memory to observe its use, and the emulation is slow at a
-/// guest's faults, and sometimes loses a guest there.
+/// NUMA balancing is off: it unmaps memory to observe its use. The emulation is slow at the faults
+/// of a guest, and loses some guests there.
 const NUMA: &str = "numa=fake=2 numa_balancing=disable";
 
 /// At start Linux counts timer interrupts for a few milliseconds and panics when too few arrive. An

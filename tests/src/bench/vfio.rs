@@ -1,7 +1,7 @@
 //! `cargo lab bench vfio`: measures the same kind of virtual function by VFIO and by vDPA.
 //!
 //! ```text
-//!   functions of one NIC:  0 by VFIO in Bellhop   1 by VFIO in QEMU   2 by vDPA in Bellhop
+//!   functions of one NIC:  one by VFIO in Bellhop, one by VFIO in QEMU, one by vDPA in Bellhop
 //!   a round:               each guest sends for some seconds while the others rest
 //! ```
 //! All guests have the same kernel, and send as fast as they can to an address that no device has.
