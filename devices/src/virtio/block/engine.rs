@@ -37,8 +37,6 @@ use super::disk::Disk;
 use super::request::{Io, Transfer};
 use super::rings::Ring;
 
-/// Maximum number of operations in flight.
-pub(crate) const DEPTH: u16 = 256;
 /// No new operation begins while this many bytes are in flight.
 pub(crate) const MAX_BYTES_IN_FLIGHT: u64 = 64 << 20;
 /// How often an operation that made no progress is retried.
@@ -198,12 +196,13 @@ vdpa::opaque_debug! {
 impl Engine {
     /// Creates an idle engine.
     pub(super) fn new(disk: Disk, memory: DeviceMemory, ring: Ring) -> Self {
+        let depth = ring.depth();
         Self {
             ring: ManuallyDrop::new(ring),
             disk,
             memory,
-            slots: (0..DEPTH).map(|_| None).collect(),
-            free: (0..DEPTH).rev().collect(),
+            slots: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
             bytes: 0,
             write_through: false,
             cancelled: false,
@@ -278,7 +277,7 @@ impl Engine {
     pub(crate) fn submit(&mut self) {
         // One system call takes all, unless a signal or an entry that fails at once interrupts it;
         // then the next call continues.
-        for _ in 0..=DEPTH {
+        for _ in 0..=self.slots.len() {
             if self.ring.submission().is_empty() {
                 return;
             }
