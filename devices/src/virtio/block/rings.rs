@@ -30,9 +30,9 @@ use crate::pci::SLOTS;
 const REGISTER_SYNC_CANCEL: u8 = 24;
 /// The size of `struct io_uring_params`.
 const PARAMETERS_LEN: usize = 120;
-/// Maximum number of operations of a disk in flight, as in QEMU. A ring takes 20 KiB of kernel
-/// memory with this depth, and 40 KiB with twice as many.
-const DEPTH: u16 = 128;
+/// Maximum number of operations of a disk in flight, as in QEMU, and the entries of both queues of a
+/// ring. It takes 20 KiB of kernel memory, and 40 KiB with twice as many.
+pub const DEPTH: u32 = 128;
 /// As many disks as fit beside the host bridge and the random number generator.
 const MOST: usize = SLOTS as usize - 2;
 /// Rings for disks that are plugged into a running VM.
@@ -296,12 +296,11 @@ impl RingFiles {
 /// 5.10).
 fn restricted(completed: &EventFd) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
-    let depth = u32::from(DEPTH);
     // The default is twice as many completions.
     let ring: IoUring = builder
         .setup_r_disabled()
-        .setup_cqsize(depth)
-        .build(depth)?;
+        .setup_cqsize(DEPTH)
+        .build(DEPTH)?;
     let submitter = ring.submitter();
     submitter.register_eventfd(completed.as_raw_fd())?;
     let operations = [

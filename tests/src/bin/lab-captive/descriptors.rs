@@ -16,14 +16,13 @@ use rustix::io::Errno;
 use rustix::mount::OpenTreeFlags;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
 use rustix::thread::ThreadNameSpaceType;
+use vmm::sandbox::rings::DEPTH;
 
 use super::Attempt;
 use super::attempts::result;
 
 /// `FIFREEZE` (`linux/fs.h`).
 const FREEZE: libc::Ioctl = 0xc004_5877;
-/// The size of a disk's ring.
-const RING_ENTRIES: u32 = 256;
 /// The mode of a program that runs as its owner.
 const SET_USER_ID: Mode = Mode::from_raw_mode(0o4755);
 
@@ -128,7 +127,8 @@ pub(super) fn ioctl(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<()> 
 /// Attempts through the rings of the VMM's disks: `own` is its directory.
 pub(super) fn by_rings(all: &[Rc<Descriptor>], own: &Path) -> io::Result<Attempt> {
     // The kernel gives all rings of this size the same layout.
-    let parameters = IoUring::new(RING_ENTRIES)?.params().clone();
+    let ring: IoUring = IoUring::builder().setup_cqsize(DEPTH).build(DEPTH)?;
+    let parameters = ring.params().clone();
     let path = CString::new(own.join("by-ring").as_os_str().as_bytes())?;
     let rings = all.iter().filter(|one| one.kind == "anon_inode:[io_uring]");
     // A filter would not see it.
