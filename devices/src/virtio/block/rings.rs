@@ -30,8 +30,8 @@ use crate::pci::SLOTS;
 const REGISTER_SYNC_CANCEL: u8 = 24;
 /// The size of `struct io_uring_params`.
 const PARAMETERS_LEN: usize = 120;
-/// Maximum number of operations of a disk in flight, as in QEMU, and the entries of both queues of a
-/// ring. It takes 20 KiB of kernel memory, and 40 KiB with twice as many.
+/// Maximum number of operations of a disk in flight, as in QEMU, and the entries of both queues of
+/// a ring. It takes 20 KiB of kernel memory, and 40 KiB with twice as many.
 pub const DEPTH: u32 = 128;
 /// As many disks as fit beside the host bridge and the random number generator.
 const MOST: usize = SLOTS as usize - 2;
