@@ -195,10 +195,10 @@ impl Ring {
     }
 
     /// Returns how many operations may be in flight. Both queues of the ring have room for them.
+    /// The ring of an earlier program may have another depth than [`DEPTH`].
     pub(super) fn depth(&self) -> u16 {
         let parameters = &self.files.parameters;
         let entries = parameters.sq_entries().min(parameters.cq_entries());
-        // The ring of an earlier program may be larger than this program's.
         u16::try_from(entries).unwrap_or(u16::MAX)
     }
 }
@@ -495,6 +495,31 @@ mod tests {
         next.reserve(2);
         next.release(0);
         assert_eq!(size(&next), 1);
+    }
+
+    #[test]
+    fn the_next_program_fills_a_ring_of_another_depth() {
+        let mapped: IoUring = IoUring::builder().setup_cqsize(16).build(8).unwrap();
+        // SAFETY: the descriptor is open as long as `mapped`, which outlives the borrow.
+        let ring = unsafe { BorrowedFd::borrow_raw(mapped.as_raw_fd()) };
+        let files = RingFiles {
+            ring: ring.try_clone_to_owned().unwrap(),
+            completed: vdpa::eventfd::new().unwrap(),
+            parameters: mapped.params().clone(),
+        };
+        let next = Pool(Mutex::new(None));
+        next.adopt(vec![inherit(&files).unwrap()]);
+        let disk = Disk::for_test(tempfile(), 8);
+        let mut engine = Engine::new(disk, memory().into(), next.take().unwrap());
+        while engine.has_room() {
+            let ticket = Ticket {
+                head: 0,
+                status: DeviceAddress(0),
+            };
+            engine.start(ticket, Io::Flush).unwrap();
+        }
+        assert_eq!(engine.in_flight(), 8);
+        assert_eq!(engine.drain(Duration::from_secs(60)).len(), 8);
     }
 
     #[test]

@@ -605,7 +605,7 @@ fn requests_in_flight_are_bounded() {
         driver.add(&buffers);
         block.process(KICK);
     }
-    assert_eq!(block.engine.in_flight(), 128);
+    assert_eq!(block.engine.in_flight(), rings::DEPTH as usize);
 
     // Limited also by bytes: each request reads 10 MiB into the same memory.
     let (mut block, mut driver, _writer) = stuck();
